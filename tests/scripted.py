@@ -9,11 +9,24 @@ from typing import ClassVar
 from msgspec import structs
 
 from admission.values import BackendLoad
+from budgeting.values import Message, Plan, Role, SectionCounts
 from gateway.backends.partial_answer import check_partial
 from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Work
+from gateway.contracts.answer import Answer
 from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
-from gateway.contracts.values import FinishReason, TokenLogprob, Usage
+from gateway.contracts.values import (
+    Caller,
+    CallerRole,
+    Contract,
+    FinishReason,
+    GenerateRequest,
+    TokenLogprob,
+    Usage,
+)
+from gateway.errors import PublicError
+from gateway.generation.answer_stream import AnswerOrigin, AnswerStream
+from gateway.generation.sink import Sink
 from resilience.failures import BackendFailure, invalid_input
 
 EVEN = math.log(0.5)
@@ -131,3 +144,40 @@ async def _play(script: Script, work: Work, out: DeltaSink) -> Completion:
         raise script.failure
     first, *others = script.finish_reasons or (script.finish_reason,)
     return Completion(first, Usage(len(work.token_ids), tokens, script.cached_tokens), others=tuple(others))
+
+
+class NoSink:
+    """A caller's sink that drops everything."""
+
+    discarded = False
+
+    def planned(self, plan: Plan, model: str) -> None:
+        pass
+
+    async def delta(self, delta: Delta) -> None:
+        pass
+
+    async def finish(self, answer: Answer) -> None:
+        raise AssertionError("the journey ends an answer")
+
+    async def fail(self, error: PublicError) -> None:
+        raise AssertionError("the journey fails a request")
+
+
+def streamed(work: Work, sink: Sink) -> AnswerStream:
+    """The answer to a caller who streams, as the journey makes it for this work."""
+    request = GenerateRequest(
+        request_id="req_1",
+        generation_id=work.generation_id,
+        contract=Contract.NATIVE,
+        caller=Caller("acme", CallerRole.CALLER, "key_1"),
+        arrived_at=0.0,
+        created=1_700_000_000,
+        messages=(Message(Role.USER, "Hello"),),
+        sampling=work.sampling,
+        stream=True,
+    )
+    stream = AnswerStream(request, sink, lambda: 0.0)
+    counts = SectionCounts(recent_turns=len(work.token_ids))
+    stream.started(AnswerOrigin("local", "scripted", "scripted", Plan((), (), counts, 500, 0), 500))
+    return stream

@@ -13,19 +13,22 @@ class EventTooLarge(ValueError):
 
 
 class EventReader(Struct, eq=False):
-    """Collects the ``data`` of events; drops comments and other fields; accepts CR, LF and CRLF line ends."""
+    """Collects the ``data`` of events; drops comments and other fields; accepts CR, LF and CRLF line ends.
+
+    Of an event that is not complete, ``lines`` are its lines and ``rest`` the beginning of the next one.
+    """
 
     _max_bytes: int = MAX_EVENT_BYTES
-    _rest: bytes = b""
-    _lines: list[bytes] = []
+    rest: bytes = b""
+    lines: list[bytes] = []
     _length: int = 0  # bytes of the lines, each with its end
 
     def feed(self, data: bytes) -> list[bytes]:
         """Add bytes, and return the data of each event that they complete. Raises EventTooLarge."""
-        if self._rest:
-            data, self._rest = self._rest + data, b""
+        if self.rest:
+            data, self.rest = self.rest + data, b""
         has_cr = data.find(b"\r") >= 0  # `in` tries to convert it to an int first: 20 times as long
-        if not (has_cr or self._lines) and data.startswith(b"data: ") and data.endswith(b"\n\n"):
+        if not (has_cr or self.lines) and data.startswith(b"data: ") and data.endswith(b"\n\n"):
             events = data[6:-2].split(b"\n\ndata: ")
             if b"".join(events).find(b"\n") < 0:  # count() would look at each byte: ten times as long
                 return events  # the common case, whole events of one line: no lists of lines
@@ -36,19 +39,19 @@ class EventReader(Struct, eq=False):
                 data, held = data[:-1], b"\r"
             data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         *lines, rest = data.split(b"\n")
-        self._rest = rest + held
+        self.rest = rest + held
         events = []
         for line in lines:
             if not line:
-                if self._lines:
-                    events.append(b"\n".join(self._lines))
-                    self._lines, self._length = [], 0
+                if self.lines:
+                    events.append(b"\n".join(self.lines))
+                    self.lines, self._length = [], 0
             elif line.removeprefix(BYTE_ORDER_MARK).startswith(b"data:"):  # the mark begins the stream
                 value = line.partition(b":")[2].removeprefix(b" ")
-                self._lines.append(value)
+                self.lines.append(value)
                 self._length += len(value) + 1
                 self._check(self._length)
-        self._check(len(self._rest))
+        self._check(len(self.rest))
         return events
 
     def _check(self, length: int) -> None:

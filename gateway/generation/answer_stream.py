@@ -1,6 +1,7 @@
 """Passes an answer on to the caller, counts it, and stores what another call needs to resume the answer."""
 
 import asyncio
+import math
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
@@ -64,6 +65,10 @@ class AnswerStream:
         resumes: the points at which other calls resumed the answer, in order.
         declined: whether the backend refused the request itself, and so computed nothing of the prompt.
         events: the answer's events; ``None`` while it is only text.
+        generated: by choice, all text so far, also of reasoning and of tool calls.
+        ids: by choice, the token ids that the backends reported.
+        inspect, inspect_at: what inspects the answer before a chunk is taken, once it has so many tokens; it
+            may raise, and the chunk is dropped.
         ended: whether the answer's events were checked at its end; not needed for text only.
         call_outcomes: number of tool calls, by outcome.
         steps: the steps towards the answer, for the trace.
@@ -71,10 +76,11 @@ class AnswerStream:
 
     # CPython keeps more than 29 attributes in a dict, which takes longer to make and to read.
     __slots__ = (
-        "_arrived_at", "_before_resume", "_cached_tokens", "_choices", "_clock", "_fresh", "_ids",
-        "_logprobs", "_on_first", "_parts", "_sent_logprobs", "_sink", "_streamed", "_unsent",
-        "admission_wait_s", "buffer", "call_outcomes", "chars", "committed", "declined", "ended", "events",
-        "first_at", "origin", "queue_wait_s", "reasoning_tokens", "resumes", "started_at", "steps", "tokens",
+        "_arrived_at", "_before_resume", "_cached_tokens", "_choices", "_clock", "_fresh", "_logprobs",
+        "_on_first", "_parts", "_sent_logprobs", "_sink", "_streamed", "_unsent", "admission_wait_s",
+        "buffer", "call_outcomes", "chars", "committed", "declined", "ended", "events", "first_at",
+        "generated", "ids", "inspect", "inspect_at", "origin", "queue_wait_s", "reasoning_tokens",
+        "resumes", "started_at", "steps", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -93,6 +99,8 @@ class AnswerStream:
         self.admission_wait_s = 0.0
         self.committed = self.declined = False
         self.call_outcomes: defaultdict[CallOutcome, int] = defaultdict(int)
+        self.inspect: Callable[[], None] | None = None
+        self.inspect_at = math.inf
         self._empty()
 
     def _empty(self) -> None:
@@ -100,8 +108,9 @@ class AnswerStream:
         self._unsent = _NOTHING  # the first piece, until its turn to be sent
         self._before_resume: tuple[AnswerOrigin | None, list[int], int] = (None, [], 0)
         self._parts: list[list[str]] = [[] for _ in range(self._choices)]
+        self.generated = self._parts  # while there are no events
         self.chars = 0
-        self._ids: list[int] = []
+        self.ids: list[list[int]] = [[] for _ in range(self._choices)]
         self._logprobs: dict[int, list[TokenLogprob]] = {}
         self._sent_logprobs = 0
         self.events: AnswerFold | None = None
@@ -145,20 +154,23 @@ class AnswerStream:
 
     def take(self, delta: Delta) -> Awaitable[None]:
         """Count one chunk and pass it on to the sink."""
+        if self.tokens >= self.inspect_at and self.inspect is not None:
+            self.inspect()
         text, plain = delta.text, delta.__class__ is Delta
         if self.events is None and not plain:
-            self.events = self._text_so_far()
+            self.events, self.generated = self._text_so_far(), [list(parts) for parts in self._parts]
         if delta.logprobs:
             delta = self._store_logprobs(delta)
         if self.events is not None:
             self._check(self.events, delta)
+            self.generated[delta.index].append(text)
         if plain:
             self._parts[delta.index].append(text)
         if self._fresh:
             self._first_piece(delta)
         self.tokens += delta.tokens
         if delta.token_ids:
-            self._ids += delta.token_ids
+            self.ids[delta.index] += delta.token_ids
         self.chars += len(text)
         if not self._streamed:
             return TAKEN
@@ -269,7 +281,8 @@ class AnswerStream:
     @property
     def token_ids(self) -> tuple[int, ...] | None:
         """The first text's token ids; ``None`` unless the backends reported all of them."""
-        return tuple(self._ids) if len(self._ids) == self.tokens else None
+        ids = self.ids[0]
+        return tuple(ids) if len(ids) == self.tokens else None
 
     def rewind(self) -> None:
         """Discard the answer so far; another one is generated from the start. Not allowed after a commit."""
@@ -281,14 +294,14 @@ class AnswerStream:
 
     def resume(self, token_ids: tuple[int, ...] | None, tokens: int, target: str, mode: str) -> None:
         """Prepare for a call that resumes the answer after ``tokens`` (ids ``None``: they are not known)."""
-        self._before_resume = self.origin, self._ids, self.tokens
+        self._before_resume = self.origin, self.ids[0], self.tokens
         self._cached_tokens = self._cached_tokens or 0  # a worker reports them with the last chunk only
         stored = self._logprobs.get(0)
         if stored is not None:
             self._sent_logprobs = max(self._sent_logprobs, len(stored))
             if tokens < self.tokens:
                 del stored[tokens:]
-        self._ids, self.tokens = list(token_ids or ()), tokens
+        self.ids[0], self.tokens = list(token_ids or ()), tokens
         source = self.origin.backend if self.origin is not None else target
         after_ms = (self._clock() - self._arrived_at) * 1000
         self.resumes.append(ResumeFact(after_ms, source, target, mode, self.tokens))
@@ -296,7 +309,7 @@ class AnswerStream:
     def resume_failed(self) -> None:
         """Forget the resuming call if it gave nothing: the answer is still the earlier backend's."""
         if self._fresh:
-            self.origin, self._ids, self.tokens = self._before_resume
+            self.origin, self.ids[0], self.tokens = self._before_resume
 
     def text(self, index: int = 0) -> str:
         return "".join(self._parts[index]) if index < len(self._parts) else ""

@@ -151,7 +151,7 @@ class Dispatcher:
         self, attempts: Attempts, work: Work, out: DeltaSink, may_retry: Callable[[], bool]
     ) -> Awaitable[Completion]:
         generating = self._output_guard.generate(
-            attempts.backend, work, out, may_retry=may_retry, note=attempts.notes.append
+            attempts.backend, work, attempts.stream, out, may_retry=may_retry, note=attempts.notes.append
         )
         buffer = attempts.stream.buffer
         return generating if buffer is None or not buffer.holding else buffer.run(generating)

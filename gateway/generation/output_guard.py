@@ -1,13 +1,13 @@
 """Inspects answers during generation: a degenerate one is requested again, ended or failed."""
 
-from collections.abc import Awaitable, Callable, Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import chain
 
 from gateway.backends.lora_slots import PARAM
 from gateway.backends.port import Backend, Completion, DeltaSink, Work
-from gateway.contracts.events import Delta
 from gateway.contracts.values import FinishReason, Usage
+from gateway.generation.answer_stream import AnswerStream
 from resilience.blame import Blame
 from resilience.degenerate import Action, DegenerateLimits, Detector, Sign
 from resilience.events import Degenerated
@@ -40,6 +40,7 @@ class OutputGuard:
         self,
         backend: Backend,
         work: Work,
+        stream: AnswerStream,
         out: DeltaSink,
         *,
         may_retry: Callable[[], bool],
@@ -48,7 +49,8 @@ class OutputGuard:
         """Generate ``work`` on ``backend``.
 
         Args:
-            out: takes each chunk except the one that exceeds a limit.
+            stream: the answer, which is inspected between two chunks.
+            out: takes each chunk, and passes it on to ``stream``.
             may_retry: whether the work may be repeated from the start: the caller has no part of the answer,
                 and this was the first attempt.
             note: takes a warning for the caller if the answer is ended.
@@ -62,20 +64,22 @@ class OutputGuard:
         # the text after the model's end often repeats itself.
         asked_for = work.sampling.echo or work.sampling.ignore_eos
         inspected = self._action is not OFF and not asked_for
-        reader = _Reader(self._limits, work.sampling.n, out) if inspected else None
+        inspection = _Inspection(self._limits, stream) if inspected else None
         try:
-            completion = await backend.generate(work, out if reader is None else reader.take)
+            completion = await backend.generate(work, out)
         except Exception as failure:
-            if reader is None or reader.sign is None:
+            if inspection is None or inspection.sign is None:
                 self._isolate(failure, backend, work)
                 raise
-            # The reader raised it: the backend has released all resources of this call.
-            action = self._choose(work, may_retry)
-            self._emit(Degenerated(backend.name, reader.sign, action.value, reader.tokens))
+            # The inspection raised it: the backend has released all resources of this call.
+            action, sign = self._choose(work, may_retry), inspection.sign
+            self._emit(Degenerated(backend.name, sign, action.value, inspection.tokens))
             if action is not Action.END:
-                raise _failure(reader.sign, no_retry_here=action is Action.ABORT) from None
-            note(f"the answer was ended after {reader.tokens} tokens because it {_WHAT[reader.sign]}")
-            return reader.end(work)
+                raise _failure(sign, no_retry_here=action is Action.ABORT) from None
+            note(f"the answer was ended after {inspection.tokens} tokens because it {_WHAT[sign]}")
+            return inspection.end(work)
+        finally:
+            stream.inspect, stream.inspect_at = None, math.inf
         self._blame.answered(backend.name, work.adapter.adapter_id if work.adapter is not None else None)
         return completion
 
@@ -95,47 +99,35 @@ class OutputGuard:
         return Action.RETRY if work.sampling.temperature != 0.0 and may_retry() else Action.END
 
 
-class _Reader:
-    """Passes chunks on until all texts of the answer are degenerate."""
+class _Inspection:
+    """Inspects the part of an answer that one call generates, until all its texts are degenerate."""
 
-    def __init__(self, limits: DegenerateLimits, n: int, out: DeltaSink) -> None:
-        self._detectors = list(map(Detector, (limits,) * n))
-        self._chunks: list[Delta] = []  # since the last inspection
-        self._without_ids = False  # whether a chunk came without the ids of its tokens
+    def __init__(self, limits: DegenerateLimits, stream: AnswerStream) -> None:
+        self._stream = stream
+        self._detectors = list(map(Detector, (limits,) * len(stream.ids)))
+        # By choice, how much of it was inspected: pieces of text, and ids.
+        self._seen = [(len(texts), len(ids)) for texts, ids in zip(stream.generated, stream.ids, strict=True)]
         self._degenerate: set[int] = set()
-        self._out = out
-        self._inspect_at = INSPECT_EVERY
-        self._first: Delta | None = None
+        self._tokens_before = stream.tokens
         self.sign: Sign | None = None
-        self.tokens = 0
+        stream.inspect, stream.inspect_at = self._inspect, stream.tokens + INSPECT_EVERY
 
-    def take(self, delta: Delta) -> Awaitable[None]:
-        self._chunks.append(delta)
-        tokens = self.tokens + delta.tokens
-        if tokens >= self._inspect_at:
-            self._inspect()
-            self._inspect_at = tokens + INSPECT_EVERY
-        self.tokens = tokens
-        return self._out(delta)
+    @property
+    def tokens(self) -> int:
+        return self._stream.tokens - self._tokens_before
 
     def _inspect(self) -> None:
-        """Inspect the chunks since the last inspection; together they cost a fraction."""
-        chunks, self._chunks = self._chunks, []
-        if self._first is None:
-            self._first = chunks[0]
-        if [one for one in chunks if one.tokens and not one.token_ids]:
-            self._without_ids = True
-        by_text = [chunks]
-        if len(self._detectors) > 1:
-            by_text = [[] for _ in self._detectors]
-            for one in chunks:
-                by_text[one.index].append(one)
-        for index, own in enumerate(by_text):
-            if not own:
+        """Inspect what came since the last inspection; the pieces together cost a fraction."""
+        stream = self._stream
+        stream.inspect_at = stream.tokens + INSPECT_EVERY
+        all_known = stream.tokens == sum(map(len, stream.ids))
+        for index, (texts, ids) in enumerate(zip(stream.generated, stream.ids, strict=True)):
+            seen_texts, seen_ids = self._seen[index]
+            if len(texts) == seen_texts:
                 continue
-            detector, text = self._detectors[index], "".join([one.text for one in own])
-            ids = () if self._without_ids else tuple(chain.from_iterable([one.token_ids for one in own]))
-            sign = detector.take(text, len(ids) or len(text), ids)
+            self._seen[index] = len(texts), len(ids)
+            text, known = "".join(texts[seen_texts:]), tuple(ids[seen_ids:]) if all_known else ()
+            sign = self._detectors[index].take(text, len(known) or len(text), known)
             if sign is not None:
                 # One degenerate text of several does not end the others.
                 self._degenerate.add(index)
@@ -144,11 +136,10 @@ class _Reader:
                     raise _failure(sign)
 
     def end(self, work: Work) -> Completion:
-        first = self._first or Delta("", 0)
-        cached_tokens, queue_wait_s = first.cached_tokens or 0, first.queue_wait_s or 0.0
-        usage = Usage(work.input_tokens, self.tokens, cached_tokens)
+        stream = self._stream
+        usage = Usage(work.input_tokens, self.tokens, stream.cached_tokens)
         others = (FinishReason.ERROR,) * (work.sampling.n - 1)
-        return Completion(FinishReason.ERROR, usage, queue_wait_s, others)
+        return Completion(FinishReason.ERROR, usage, stream.queue_wait_s, others)
 
 
 def _failure(sign: Sign, *, no_retry_here: bool = False) -> BackendFailure:

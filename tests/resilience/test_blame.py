@@ -6,13 +6,12 @@ import pytest
 
 from adapters.values import Adapter
 from gateway.backends.port import Work
-from gateway.contracts.events import Delta
 from gateway.contracts.values import Sampling
 from gateway.generation.output_guard import OutputGuard
 from resilience.blame import MAX_WEIGHTS, WINDOW_S, Blame
 from resilience.degenerate import Action, DegenerateLimits
 from resilience.failures import BackendFailure, FailureKind
-from tests.scripted import Script, ScriptedBackend
+from tests.scripted import NoSink, Script, ScriptedBackend, streamed
 
 
 class Clock:
@@ -75,16 +74,11 @@ async def test_an_adapters_nonsense_does_not_count_against_its_backend(
     guard = OutputGuard(action, DegenerateLimits(), lambda event: None, Blame(Clock()))
     named = None if adapter is None else Adapter(adapter, 1, "demo", "/nowhere")
     work = Work("g", (1,), (), Sampling(max_tokens=4), adapter=named)
+    backend, stream = ScriptedBackend(scripts=(failing,)), streamed(work, NoSink())
     with pytest.raises(BackendFailure) as caught:
-        await guard.generate(
-            ScriptedBackend(scripts=(failing,)), work, nobody, may_retry=lambda: False, note=ignore
-        )
+        await guard.generate(backend, work, stream, stream.take, may_retry=lambda: False, note=ignore)
     assert (caught.value.kind, caught.value.counts) == (FailureKind.NAN_OUTPUT, counts)
     assert caught.value.param == param
-
-
-async def nobody(delta: Delta) -> None:
-    """Drops the delta."""
 
 
 def ignore(line: str) -> None:

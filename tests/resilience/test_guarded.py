@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from gateway.backends.port import Completion, DeltaSink, Work
-from gateway.contracts.events import Delta
+from gateway.backends.port import Backend, Completion, DeltaSink, Work
+from gateway.contracts.events import Delta, Reasoning
 from gateway.contracts.values import FinishReason, Sampling, Usage
 from gateway.generation.output_guard import INSPECT_EVERY, OutputGuard
 from resilience.blame import Blame
-from resilience.degenerate import Action, DegenerateLimits, Sign
+from resilience.degenerate import CHARS_PER_TOKEN, Action, DegenerateLimits, Sign
 from resilience.events import Degenerated
 from resilience.failures import BackendFailure, FailureKind
-from tests.scripted import Script, ScriptedBackend
+from tests.scripted import NoSink, Script, ScriptedBackend, streamed
 
 LIMITS = DegenerateLimits(repeat_tokens=40, cycle_tokens=64, cycle_length=4)
 LATEST = 40 + 2 * INSPECT_EVERY
@@ -25,7 +25,7 @@ GARBLED = Script(("fine ",) * 20 + ("\ufffd",) * 50, token_ids=tuple(range(70)))
 
 
 @dataclass
-class GuardRig:
+class GuardRig(NoSink):
     """An output guard, its events and notes, and the deltas that it passed on."""
 
     action: Action
@@ -40,12 +40,15 @@ class GuardRig:
         self.backend = ScriptedBackend(scripts=scripts)
         guard = OutputGuard(self.action, LIMITS, self.events.append, Blame(lambda: 0.0))
         sampling = Sampling(max_tokens=500, n=n, temperature=temperature, **asked)
-        work = Work("g", (1, 2, 3, 4), (), sampling)
+        return await self.inspect(guard, self.backend, Work("g", (1, 2, 3, 4), (), sampling))
+
+    async def inspect(self, guard: OutputGuard, backend: Backend, work: Work) -> Completion:
+        stream = streamed(work, self)
         return await guard.generate(
-            self.backend, work, self._take, may_retry=lambda: self.may_retry, note=self.notes.append
+            backend, work, stream, stream.take, may_retry=lambda: self.may_retry, note=self.notes.append
         )
 
-    async def _take(self, delta: Delta) -> None:
+    async def delta(self, delta: Delta) -> None:
         self.deltas.append(delta)
 
     @property
@@ -140,14 +143,34 @@ async def test_of_several_texts_none_is_cut_while_another_is_sound() -> None:
 
     rig = GuardRig(Action.END)
     guard = OutputGuard(rig.action, LIMITS, rig.events.append, Blame(lambda: 0.0))
-    completion = await guard.generate(
-        Two(),
-        Work("g", (1, 2, 3, 4), (), Sampling(max_tokens=500, n=2)),
-        rig._take,
-        may_retry=lambda: True,
-        note=rig.notes.append,
-    )
+    work = Work("g", (1, 2, 3, 4), (), Sampling(max_tokens=500, n=2))
+    completion = await rig.inspect(guard, Two(), work)
     assert (completion.finish_reason, rig.tokens) == (FinishReason.STOP, 400)
+
+
+@pytest.mark.parametrize("kind", [Reasoning, Delta])
+async def test_an_answer_without_ids_is_inspected_by_its_text_reasoning_included(kind: type[Delta]) -> None:
+    rig = GuardRig(Action.END)
+    before = (Reasoning("First", 1), Delta("Second", 1))
+    completion = await rig.run(Script(events=(*before, *[kind(" no", 1)] * 400)))
+    assert (completion.finish_reason, rig.events[0].sign) == (FinishReason.ERROR, Sign.REPETITION)
+    assert len(rig.deltas) < 2 + 64 * CHARS_PER_TOKEN
+
+
+async def test_a_call_is_inspected_from_its_own_first_token_and_nothing_after_its_end() -> None:
+    rig = GuardRig(Action.END)
+    guard = OutputGuard(rig.action, LIMITS, rig.events.append, Blame(lambda: 0.0))
+    work = Work("g", (1, 2, 3, 4), (), Sampling(max_tokens=500))
+    stream = streamed(work, rig)
+    for _ in range(60):
+        await stream.take(Delta(" no", 1, token_ids=(7,)))
+    backend = ScriptedBackend(scripts=(SOUND,))
+    completion = await guard.generate(
+        backend, work, stream, stream.take, may_retry=lambda: True, note=rig.notes.append
+    )
+    for _ in range(60):
+        await stream.take(Delta(" no", 1, token_ids=(7,)))
+    assert (completion.finish_reason, rig.tokens, rig.events) == (FinishReason.STOP, 420, [])
 
 
 async def test_when_all_texts_are_nonsense_each_is_ended() -> None:
@@ -157,15 +180,11 @@ async def test_when_all_texts_are_nonsense_each_is_ended() -> None:
 
 
 async def test_a_reader_that_fails_is_not_taken_for_nonsense() -> None:
-    async def gone(delta: Delta) -> None:
-        raise ConnectionResetError
+    class Gone(GuardRig):
+        async def delta(self, delta: Delta) -> None:
+            raise ConnectionResetError
 
-    guard = OutputGuard(Action.END, LIMITS, lambda event: None, Blame(lambda: 0.0))
+    rig = Gone(Action.END)
     with pytest.raises(ConnectionResetError):
-        await guard.generate(
-            ScriptedBackend(),
-            Work("g", (1,), (), Sampling(max_tokens=5)),
-            gone,
-            may_retry=lambda: True,
-            note=lambda line: None,
-        )
+        await rig.run(SOUND)
+    assert rig.events == []

@@ -192,10 +192,21 @@ class CompletionReader:
         Raises BadHttp: an event is too long, or of a text that was not requested; BackendFailure: the model
         called a tool that is not allowed.
         """
-        try:
-            events = self._events.feed(data if self.started else _without_echo(data))
-        except EventTooLarge as error:
-            raise BadHttp(str(error)) from None
+        reader = self._events
+        if (
+            self.started
+            and not (reader.rest or reader.lines)
+            and data.startswith(b"data: ")
+            and data.endswith(b"\n\n")
+            and data.find(b"\n") == len(data) - 2
+            and data.find(b"\r") < 0
+        ):
+            events = [data[6:-2]]  # a token's event, whole and alone: without the reader's call
+        else:
+            try:
+                events = reader.feed(data if self.started else _without_echo(data))
+            except EventTooLarge as error:
+                raise BadHttp(str(error)) from None
         if events and not self.started:
             events[0] = _without_echo(events[0])  # if it came in several pieces
         if DONE in events:
