@@ -103,7 +103,7 @@ def main(
     else:
         print_report(console, report)
     if as_markdown:
-        print(markdown(report.rows))
+        print(markdown(report))
     if plot is not None:
         draw(plot, report)
 

@@ -199,17 +199,17 @@ class Bar:
         return statistics.median(values), min(values), max(values)
 
     def verdict(self, name: Name, rounds: Sequence[Sequence[Row]]) -> str:
-        """One line: met, missed, or not measured."""
+        """The value and its spread, and whether the limit is met."""
         limit = self.limit
         if self.relaxed is not None and name is Name.SLUICE_RELAXED:
             limit = self.relaxed
         spread = self.spread(name, rounds)
         if spread is None:
-            return f"{self.title}: not measured (limit {self.sign} {limit:,g})"
+            return f"not measured (limit {self.sign} {limit:,g})"
         middle, low, high = spread
         met = middle >= limit if self.at_least else middle <= limit
         said = f"{figure_text(middle)}, rounds {figure_text(low)} to {figure_text(high)}"
-        return f"{self.title}: {said} (limit {self.sign} {limit:,g}): {'met' if met else 'missed'}"
+        return f"{said} (limit {self.sign} {limit:,g}): {'met' if met else 'missed'}"
 
 
 def _part(pair: tuple[float, float] | None, place: int) -> float | None:
@@ -301,18 +301,21 @@ def print_report(console: Console, report: Report) -> None:
         if row.name in OURS:
             console.print(f"\n{TITLES[row.name]}:")
             for bar in BARS:
-                console.print(f"  {bar.verdict(row.name, report.rounds)}")
+                console.print(f"  {bar.title}: {bar.verdict(row.name, report.rounds)}")
         if row.failed:
             console.print(
                 f"{TITLES[row.name]}: {row.failed} answers failed, e.g. {'; '.join(row.faults)}", style="red"
             )
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    """The table as Markdown."""
-    lines = [[heading for heading, _ in COLUMNS], ["---"] * len(COLUMNS)]
-    lines += [[cell(row) for _, cell in COLUMNS] for row in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+def markdown(report: Report) -> str:
+    """The table as Markdown, and one of the limits."""
+    ours = [row.name for row in report.rows if row.name in OURS]
+    figures = [[heading for heading, _ in COLUMNS], ["---"] * len(COLUMNS)]
+    figures += [[cell(row) for _, cell in COLUMNS] for row in report.rows]
+    limits = [["", *map(TITLES.__getitem__, ours)], ["---"] * (len(ours) + 1)]
+    limits += [[bar.title, *[bar.verdict(name, report.rounds) for name in ours]] for bar in BARS]
+    return "\n".join("".join(f"| {' | '.join(line)} |\n" for line in table) for table in (figures, limits))
 
 
 def machine(python: str = sys.executable) -> str:

@@ -45,6 +45,12 @@ class Frames(Protocol):
     def ping(self) -> bytes:
         """Bytes to send while the answer is silent; empty if the contract has no pings."""
 
+    @property
+    def around(self) -> tuple[bytes, bytes] | None:
+        """What precedes and follows the JSON string of a plain text of the first choice; ``None`` unless it
+        is the same for all.
+        """
+
     def delta(self, delta: Delta) -> bytes:
         """A piece of a choice's text."""
 

@@ -161,10 +161,11 @@ class NativeFrames:
 
     opening: Final = b""
     ping: Final = b""
+    around: Final = (b'data: {"type":"token","delta":', b"}\n\n")
 
     def delta(self, delta: Delta) -> bytes:
         """One event around one JSON string: no object is built per token. The only choice is text."""
-        return b'data: {"type":"token","delta":' + orjson.dumps(delta.text) + b"}\n\n"
+        return self.around[0] + orjson.dumps(delta.text) + self.around[1]
 
     def event(self, event: Delta) -> bytes:
         return b"data: " + answer_event(event) + b"\n\n"

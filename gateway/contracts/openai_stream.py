@@ -71,6 +71,9 @@ class ChunkFrames:
         self._prefix = self._base + b'{"index":0,' + open_text
         self._close = close_text + b',"logprobs":null,"finish_reason":null}]'
         self._suffix = self._close + self._tail
+        self.around: tuple[bytes, bytes] | None = (self._prefix, self._suffix)
+        if self._token_ids:
+            self.around = None
         self._opened = 1
         self._offsets: dict[int, Offsets] = {}
 
@@ -164,6 +167,7 @@ class RunningUsageFrames(ChunkFrames):
 
     def __init__(self, asked: ParsedRequest, plan: Plan | None, cached_tokens: int, **head: Any) -> None:
         super().__init__(asked, **head)
+        self.around = None
         self._show(Usage(0 if plan is None else plan.counts.total, 0, cached_tokens))
 
     def delta(self, delta: Delta) -> bytes:

@@ -70,7 +70,7 @@ class StreamSink:
         self._exchange = exchange
         self._dialect = dialect
         self._asked = asked
-        self._frames = dialect.frames(asked)
+        self._use(dialect.frames(asked))
         self._headers: Sequence[Header] = ()
         self._planned: tuple[str, Plan] | None = None
         self._open = False
@@ -84,13 +84,20 @@ class StreamSink:
         if not self._open:
             self._headers = self._dialect.headers(plan)
             self._planned = model, plan
-            self._frames = self._dialect.frames(self._asked, model, plan)
+            self._use(self._dialect.frames(self._asked, model, plan))
+
+    def _use(self, frames: Frames) -> None:
+        self._frames = frames
+        self._around = frames.around
 
     def delta(self, delta: Delta) -> Awaitable[None]:
         """Send one event; nothing if it has no text, log-probabilities or requested token ids."""
         if not self._open and delta.cached_tokens and self._planned is not None:
-            self._frames = self._dialect.frames(self._asked, *self._planned, delta.cached_tokens)
-        if delta.__class__ is not Delta:
+            self._use(self._dialect.frames(self._asked, *self._planned, delta.cached_tokens))
+        around, plain = self._around, delta.__class__ is Delta
+        if around is not None and plain and delta.text and not (delta.index or delta.logprobs):
+            data = around[0] + orjson.dumps(delta.text) + around[1]  # without a call a token
+        elif not plain:
             data = self._frames.event(delta)
         elif (
             delta.text

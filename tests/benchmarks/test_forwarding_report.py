@@ -65,9 +65,10 @@ def test_figures_are_medians_over_the_rounds() -> None:
 
 def test_a_load_that_a_gateway_does_not_keep_up_with_has_no_latency() -> None:
     slow = turn(Name.LITELLM, 0, result(10, cpu_s=1), fast=result(10, cpu_s=1, dropped=5))
-    row = summarize([turn(Name.DIRECT, 0, result(10)), slow])[1]
+    report = Report.of([turn(Name.DIRECT, 0, result(10)), slow], "here")
+    row = report.rows[1]
     assert row.overloaded == ("fast",) and row.added_fast_ms is None and row.added_slow_ms is not None
-    assert "overloaded" in markdown([row])
+    assert "overloaded" in markdown(report)
 
 
 def test_cpu_time_too_short_to_measure_is_not_reported() -> None:
@@ -93,6 +94,7 @@ def test_each_bar_says_whether_it_was_met() -> None:
     shown = io.StringIO()
     print_report(Console(file=shown, width=200), report)
     assert "2 answers failed, e.g. bad" in shown.getvalue()
+    assert "| 1.1, rounds 1.1 to 1.1 (limit ≤ 2): met |" in markdown(report)
 
 
 def test_a_bar_compares_the_gateways_of_each_round_and_says_how_far_the_rounds_differ() -> None:

@@ -39,6 +39,7 @@ class BlockFrames:
     when the stream opens.
     """
 
+    around: Final = None
     ping: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
 
     def __init__(self, asked: ParsedRequest, model: str, usage: Usage) -> None:

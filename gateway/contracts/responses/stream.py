@@ -51,6 +51,7 @@ class _Open(Struct, eq=False):
 class ResponseFrames:
     """The events of one stream."""
 
+    around: Final = None
     ping: Final = b""
 
     def __init__(self, asked: ResponsesRequest, model: str) -> None:
