@@ -30,9 +30,8 @@ def draw(path: Path, report: Report) -> None:
     )
     FigureCanvasAgg(figure)
     figure.suptitle(
-        "Forwarding beside other gateways, one process on one core; lines: the rounds' lowest and "
-        "highest; red: Sluice's limit (dotted: later)",
-        fontsize=13, weight="bold", color=INK, x=0.01, ha="left",
+        "Forwarding, one gateway process on one core. Black: lowest and highest round. Red: Sluice's limit.",
+        fontsize=12, weight="bold", color=INK, x=0.01, ha="left",
     )  # fmt: skip
     for axes, bar in zip(figure.subplots(lines, 2).flat, BARS, strict=False):
         _panel(axes, bar, shown, [bar.spread(name, report.rounds) for name in shown])
@@ -43,7 +42,7 @@ def _panel(
     axes: Any, bar: Bar, names: Sequence[Name], spreads: Sequence[tuple[float, float, float] | None]
 ) -> None:
     limits = [bar.limit] if bar.relaxed is None else [bar.limit, bar.relaxed]
-    said = f"{bar.sign} {bar.limit:g}" + (f", later {bar.relaxed:g}" if bar.relaxed else "")
+    said = f"{bar.sign} {bar.limit:g}" + (f" or {bar.relaxed:g}" if bar.relaxed else "")
     heading = f"{bar.title[0].upper()}{bar.title[1:]}: {said}"
     axes.set_title(heading, loc="left", fontsize=9.5, weight="bold", color=INK)
     known = [*limits, *(value for spread in spreads if spread is not None for value in spread if value > 0)]

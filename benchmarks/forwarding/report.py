@@ -228,7 +228,7 @@ BARS: Final = (
         True,
     ),
     Bar(
-        "p50 ms above the bare proxy's at 200 requests/s",
+        "p50 ms above the bare proxy at 200 requests/s",
         2.0,
         lambda row: _part(row.added_fast_ms, 0),
         Name.FASTAPI,
@@ -236,7 +236,7 @@ BARS: Final = (
         relaxed=1.0,
     ),
     Bar(
-        "p99 ms above the bare proxy's at 200 requests/s",
+        "p99 ms above the bare proxy at 200 requests/s",
         6.0,
         lambda row: _part(row.added_fast_ms, 1),
         Name.FASTAPI,
@@ -244,14 +244,14 @@ BARS: Final = (
         relaxed=3.0,
     ),
     Bar(
-        "TTFT p50 ms above the bare proxy's at 10 streams/s",
+        "TTFT p50 ms above the bare proxy at 10 streams/s",
         1.0,
         lambda row: _part(row.added_first_ms, 0),
         Name.FASTAPI,
         above=True,
     ),
     Bar(
-        "TTFT p99 ms above the bare proxy's at 10 streams/s",
+        "TTFT p99 ms above the bare proxy at 10 streams/s",
         3.0,
         lambda row: _part(row.added_first_ms, 1),
         Name.FASTAPI,
