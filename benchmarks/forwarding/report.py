@@ -164,8 +164,8 @@ def _tokens_per_event(result: Result) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A limit on a gateway's cost; with ``baseline``, on the ratio to that gateway's cost in the same round,
-    or, with ``above``, on the difference.
+    """A limit on a gateway's cost beside that of ``baseline`` in the same round: on the ratio, or with
+    ``above`` on the difference.
 
     ``limit`` applies when usage is on disk before the end of an answer; ``relaxed``, where it differs, when
     usage is on disk later.

@@ -62,12 +62,6 @@ class DeltaForwarder(Struct, Generic[T_contra], eq=False):
                 self.delivered = True
                 if self._on_delta is not None:
                     self._on_delta()
-            if len(deltas) == 1:  # the common case, without the copy of the others
-                sent = push(deltas[0])
-                if sent is not TAKEN:
-                    self._waiting = sent, ()
-                    return False
-                return not reader.done and reader.fault is None
             following = iter(deltas)
             for delta in following:
                 sent = push(delta)
