@@ -72,7 +72,7 @@ def main(
     into environments of their own under ~/.cache/sluice-benchmarks when they are first measured.
 
     Compare ratios, on a quiet machine. "Added" is relative to no gateway under the same load in the same
-    round; the row of no gateway has its own times. "Paced": 64 streams, each token in its own write, 5 ms
+    round; the row of no gateway has its own times. "Paced": 64 streams, each token in its own write, 10 ms
     apart; "unpaced": as fast as the worker writes.
 
     Example: python -m benchmarks.forwarding --only nginx,sluice --rounds 1

@@ -48,7 +48,7 @@ LOADS: Final[Mapping[str, Load]] = {
     "slow": Load("50 requests/s", Shape.OPEN, 50),
     "fast": Load("200 requests/s", Shape.OPEN, 200),
     "streams": Load("10 streams/s", Shape.OPEN, 10, stream=True, step_ms=10),
-    "paced": Load("64 streams, a token every 5 ms", Shape.CLOSED, 64, stream=True, step_ms=5),
+    "paced": Load("64 streams, a token every 10 ms", Shape.CLOSED, 64, stream=True, step_ms=10),
     "flood": Load("64 streams, no pause between tokens", Shape.CLOSED, 64, stream=True),
 }
 
