@@ -26,7 +26,7 @@ from gateway.generation.dispatcher import Dispatcher, GenerationOutcome
 from gateway.generation.fallback import FallbackChain
 from gateway.generation.grammars import CheckShape
 from gateway.generation.job import Job, rank_backends
-from gateway.generation.sink import Sink
+from gateway.generation.sink import Accept, Sink, nothing
 from gateway.images.reading import ImageReader
 from gateway.keys.rate_limits import KeyLimiter, Settling, paying
 from gateway.prompts.budgets import Planning, budget_request
@@ -80,7 +80,7 @@ class Journey:
     check_shape: CheckShape
     mirror: Callable[[Job, GenerationOutcome, Answer], None] = lambda job, outcome, answer: None
 
-    async def run(self, request: GenerateRequest, sink: Sink) -> None:
+    async def run(self, request: GenerateRequest, sink: Sink, accept: Accept = nothing) -> None:
         """Run one request to its end; every failure but cancellation reaches ``sink.fail``."""
         span = self.reporter.trace(request)
         stream = AnswerStream(request, sink, self.clock, span)
@@ -88,14 +88,13 @@ class Journey:
         with RequestRecorder(self.reporter, request, span, stream, timer) as recorder:
             try:
                 with self.in_flight.receive(request), timer.limit, self.turns.urgent() as urgent:
-                    await self._stages(request, span.trace_id, sink, stream, timer, recorder, urgent)
+                    await self._stages(request, span.trace_id, sink, stream, timer, recorder, urgent, accept)
                 await urgent.next_turn()  # the caller has the answer; the record may wait
             except Exception as error:
                 public = request.in_body_terms(public_error(timer.cause_of(error)))
                 recorder.failed(public, error)
                 with self.in_flight.reporting():
-                    # What was delivered so far is billed first; without a journal the error is sent anyway.
-                    await self.accounts.durable_if_possible()
+                    await self.accounts.durable_if_possible()  # what was delivered is billed before the error
                     await sink.fail(public)
 
     async def _stages(
@@ -107,6 +106,7 @@ class Journey:
         timer: StageTimer,
         recorder: RequestRecorder,
         urgent: Urgent,
+        accept: Accept,
     ) -> None:
         await urgent.next_turn()
         revision, ended_at = self.revision(), timer.ended_at
@@ -126,8 +126,7 @@ class Journey:
             ended_at["rank"] = self.clock()
 
             prompt = await images.read(canonical.prompt, offload)
-            budget = budget_request(request, prompt, version, target.route)
-            planning = Planning(self.models, budget, offload)
+            planning = Planning(self.models, budget_request(request, prompt, version, target.route), offload)
             plan = await planning.plan(backend.model)
             prefix = self.prefixes.expect(plan, backend, request.caller.cache_salt, lease.adapter_id)
             recorder.prepared(plan, lease, ranked.drawn, prefix)
@@ -146,6 +145,7 @@ class Journey:
                 Settling(reservation, stream) as tokens,
                 self.accounts.open(row, so_far, paying(reservation, recorder.billed)) as account,
             ):
+                accept()
                 try:
                     async with self.admission.admit(demand) as slot:
                         ended_at["admit"] = self.clock()

@@ -26,7 +26,7 @@ from gateway.contracts.origin import EdgeRequest
 from gateway.contracts.rerank import ScoreAnswer, ScoreRequest
 from gateway.contracts.responses.request import ReasoningSeal
 from gateway.contracts.values import Caller, GenerateRequest
-from gateway.generation.sink import Sink
+from gateway.generation.sink import Accept, Sink, nothing
 from gateway.keys.failed_logins import FailedLogins
 from gateway.keys.rate_limits import KeyLimiter
 from gateway.keys.sessions import ConsoleSessions
@@ -43,7 +43,7 @@ from resilience.turns import Turns
 class JourneyRunner(Protocol):
     """Runs one request to its end; raises nothing but cancellation."""
 
-    async def run(self, request: GenerateRequest, sink: Sink) -> None:
+    async def run(self, request: GenerateRequest, sink: Sink, accept: Accept = nothing) -> None:
         """Run a request. Every failure reaches ``sink.fail``; cancellation releases all that it holds."""
 
 

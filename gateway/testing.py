@@ -26,7 +26,7 @@ from gateway.contracts.model_card import ModelCard
 from gateway.contracts.rerank import ScoreAnswer, ScoreRequest
 from gateway.contracts.values import Caller, CallerRole, FinishReason, GenerateRequest, Usage
 from gateway.errors import InvalidKey, MissingKey, PublicError
-from gateway.generation.sink import Sink
+from gateway.generation.sink import Accept, Sink, nothing
 from gateway.http.protocol import GatewayProtocol
 from gateway.http.socket_protocol import SocketProtocol
 from gateway.http.surfaces import Shown, everything
@@ -76,9 +76,10 @@ def answer_for(request: GenerateRequest, text: str, **changes: Any) -> Answer:
 class FakeJourney:
     """Pushes ``pieces``, then finishes or fails with ``error``; counts its requests by their outcome.
 
-    ``plan`` is passed to the sink first. With ``holds`` it waits for ``resume`` before the end; ``changes``
-    replace fields of the answer; ``defect`` is raised instead of an end; with ``silent`` it returns without
-    an end; with ``endless`` it pushes until it is cancelled.
+    A request is accepted unless it fails before the first piece. ``plan`` is passed to the sink first. With
+    ``holds`` it waits for ``resume`` before the end; ``changes`` replace fields of the answer; ``defect`` is
+    raised instead of an end; with ``silent`` it returns without an end; with ``endless`` it pushes until it
+    is cancelled.
     """
 
     pieces: Sequence[str] = ("Hello", ", ", "world")
@@ -103,10 +104,12 @@ class FakeJourney:
         """Let requests that wait because of ``holds`` end."""
         self._resumed.set()
 
-    async def run(self, request: GenerateRequest, sink: Sink) -> None:
+    async def run(self, request: GenerateRequest, sink: Sink, accept: Accept = nothing) -> None:
         self.requests.append(request)
         self.running += 1
         self.started.set()
+        if self.pieces or self.error is None:
+            accept()
         try:
             await self._run(request, sink)
             self.finished += 1

@@ -1,12 +1,19 @@
 """The interface to which a request's events are sent; JSON, SSE and WebSocket implement it."""
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from budgeting.values import Plan
 from gateway.contracts.answer import Answer
 from gateway.contracts.events import Delta
 from gateway.errors import PublicError
+
+Accept = Callable[[], None]
+"""Is called once a request waits for its backend: all that can refuse it before has been checked."""
+
+
+def nothing() -> None:
+    """Ignore that the request is accepted."""
 
 
 class Sink(Protocol):

@@ -15,7 +15,7 @@ from gateway.contracts.images import LONG_BYTES, parse_around_images
 from gateway.contracts.origin import EdgeRequest, RequestOrigin
 from gateway.contracts.values import GenerateRequest
 from gateway.errors import DeadlineExceeded, Internal, PublicError, RateLimited, public_error
-from gateway.generation.sink import Sink
+from gateway.generation.sink import Accept, Sink, nothing
 from gateway.http.authorize import caller_of
 from gateway.http.body import read_body
 from gateway.http.disconnect_watch import Release, until_gone
@@ -52,8 +52,10 @@ async def run_journey(
     sink: EndingSink,
     further: Sequence[GenerateRequest] = (),
     exchange: Exchange | None = None,
+    accept: Accept = nothing,
 ) -> None:
     """Run the journey; the sink always gets an end. ``further``: the requests of the body's other prompts.
+    ``accept`` is for a request without further ones.
 
     The journey ends by itself within its time limit and reports its failures to the sink. This function
     reports what the journey cannot: its cancellation after the time limit, or a defect of it. The journey
@@ -72,7 +74,7 @@ async def run_journey(
             if further:
                 await run_prompts(services.journey.run, (request, *further), sink, services.clock)
             else:
-                await services.journey.run(request, sink)
+                await services.journey.run(request, sink, accept)
     except RateLimited as refused:
         error = public_error(refused)
         if exchange is not None:

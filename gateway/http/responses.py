@@ -65,6 +65,9 @@ class ResponsesEndpoint(GenerationEndpoint):
             return
         run = await self._services.background.start(own, partial(_run, self._services))
         exchange.reported = True
+        if run.refusal is not None:
+            await exchange.reply(await self._reply(exchange, asked, run.refusal))
+            return
         await exchange.start(200, STREAM_HEADERS)
         async for event in run.follow(-1):
             await exchange.body(event, more=True)
@@ -82,7 +85,9 @@ class ResponsesEndpoint(GenerationEndpoint):
             return await super()._collected(exchange, asked, release)
         run = await self._services.background.start(own, partial(_run, self._services))
         exchange.reported = True
-        return Reply(200, orjson.dumps(run.state()))
+        if run.refusal is not None:
+            return await self._reply(exchange, asked, run.refusal)
+        return Reply(200, orjson.dumps(run.queued))
 
     async def _keep(self, asked: ParsedRequest, frames: Frames, answer: Answer) -> None:
         own = cast("ResponsesRequest", asked)
@@ -140,7 +145,7 @@ async def _with_items(services: Services, body: ResponsesBody, tenant: str) -> R
 
 async def _run(services: Services, asked: ResponsesRequest, sink: Any) -> None:
     # The answer is streamed even if no client follows it now: one may follow it later.
-    await run_journey(services, structs.replace(asked.request, stream=True), sink)
+    await run_journey(services, structs.replace(asked.request, stream=True), sink, accept=sink.accepted.set)
 
 
 class _Again(msgspec.Struct, frozen=True):

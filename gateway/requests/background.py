@@ -43,10 +43,15 @@ class BackgroundRun:
         self.asked = asked
         self.frames = ResponseFrames(asked, asked.request.model or "")
         self.task: asyncio.Task[None] | None = None
+        self.accepted = asyncio.Event()
+        """Set when the request waits for its backend, and at its end."""
+        self.refusal: PublicError | None = None
+        """Why the request was not accepted; nothing of it is stored then."""
         self.ended = self._ending = False
         self.reruns = False
         """Whether another gateway may run the response again if this one stops."""
         self.events: list[bytes] = []
+        self.queued = self.state()
         self.alive_until = stored.now() + LEASE_S
         self.lost = False
         """Whether another gateway has run the response again, or ended it."""
@@ -91,8 +96,15 @@ class BackgroundRun:
         await self._end(response, self.frames.finish(answer))
 
     async def fail(self, error: PublicError) -> None:
-        """Store the failure, then add its event; cut by the end of a drain, leave it to another gateway."""
-        if error.code == Draining.code and self.reruns:
+        """Store the failure, then add its event; cut by the end of a drain, leave it to another gateway.
+
+        A request that was not accepted is deleted: its caller gets the error.
+        """
+        if not self.accepted.is_set():
+            self.refusal = error
+            with suppress(LedgerUnavailable):  # else it fails again when it is run again
+                await self._stored.store.delete(self.asked.request.caller.tenant, self.queued["id"])
+        if self.refusal is not None or (error.code == Draining.code and self.reruns):
             self.abandon(error)
             return
         last = self.frames.fail(error, "")
@@ -166,6 +178,7 @@ class BackgroundRun:
     def _show_end(self, last: bytes) -> None:
         self.events += split(self._opened(last))
         self.ended = True
+        self.accepted.set()
         self._wake_readers()
 
     def _add(self, data: bytes) -> None:
@@ -232,7 +245,10 @@ class BackgroundResponses:
         await self.stored.store.forbid_rerun(begun.row)
 
     async def start(self, asked: ResponsesRequest, run: Run) -> BackgroundRun:
-        """Store a response as queued, and start it. Raises LedgerUnavailable, RateLimited, Draining."""
+        """Store a response as queued, and start it; returns when it is accepted, or has a ``refusal``.
+
+        Raises LedgerUnavailable, RateLimited, Draining.
+        """
         if self._tasks is None or self._full:
             raise RateLimited(
                 f"{len(self._runs)} responses run in the background, the limit is"
@@ -241,12 +257,13 @@ class BackgroundResponses:
                 retry_after_ms=RETRY_MS,
             )
         begun = BackgroundRun(asked, self.stored)
-        row = await asyncio.to_thread(self.stored.packed, asked, begun.state())
+        row = await asyncio.to_thread(self.stored.packed, asked, begun.queued)
         row = replace(row, alive_until=self.stored.now() + LEASE_S, again=asked.again)
         with self.counted():
             await self.stored.store.put(row)
             begun.reruns = row.again is not None
             self._begin(self._tasks, begun, row, run)
+        await begun.accepted.wait()
         return begun
 
     @property
@@ -364,6 +381,7 @@ class BackgroundResponses:
         else:
             self._log.info("run again", response=row.response_id)
             begun = BackgroundRun(asked, self.stored)
+            begun.accepted.set()
             self._begin(tasks, begun, row, rerun.run)
 
     async def _fail(self, row: StoredResponse, error: PublicError) -> None:

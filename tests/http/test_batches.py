@@ -375,7 +375,7 @@ async def test_lines_with_equal_labels_run_at_the_same_time() -> None:
     class Unique(FakeJourney):
         """Receives a request as the journey does."""
 
-        async def run(self, request: GenerateRequest, sink: Sink) -> None:
+        async def run(self, request: GenerateRequest, sink: Sink, accept: Any = None) -> None:
             with in_flight.receive(request):
                 await journey.run(request, sink)
 
@@ -400,7 +400,7 @@ async def test_a_lines_row_has_its_own_id_whatever_its_body_calls_it_and_a_deadl
     asked: list[GenerateRequest] = []
 
     class Seen(FakeJourney):
-        async def run(self, request: GenerateRequest, sink: Sink) -> None:
+        async def run(self, request: GenerateRequest, sink: Sink, accept: Any = None) -> None:
             asked.append(request)
             await super().run(request, sink)
 

@@ -176,7 +176,7 @@ class SlowRecord(FakeJourney):
         super().__init__(**fields)
         self.go = threading.Event()
 
-    async def run(self, request: GenerateRequest, sink: Sink) -> None:
+    async def run(self, request: GenerateRequest, sink: Sink, accept: Any = None) -> None:
         await super().run(request, sink)
         await asyncio.to_thread(self.go.wait, 60)
 

@@ -28,7 +28,7 @@ from gateway.config.settings import ServerConfig
 from gateway.contracts.origin import EdgeRequest
 from gateway.contracts.responses.request import ResponsesRequest
 from gateway.contracts.values import Caller
-from gateway.errors import BackendUnavailable, Draining, InvalidKey, public_error
+from gateway.errors import BackendUnavailable, Draining, InvalidKey, UnknownModel, public_error
 from gateway.http.responses import ResponsesRerun
 from gateway.keys.ceilings import Ceilings
 from gateway.keys.rate_limits import KeyLimiter
@@ -569,12 +569,39 @@ async def test_a_background_response_that_the_concurrency_limit_refuses_is_repor
     async with rig.serving(limiter=limiter, emit_edge=outcomes.append) as client:
         body = {**ASKED, "background": True, "stream": stream}
         sent = await client.post("/v1/responses", json=body)
-        made = events(sent.content)[0]["response"] if stream else sent.json()
-        found = await ended(client, f"/v1/responses/{made['id']}")
-    assert (found["status"], found["error"]["code"]) == ("failed", "rate_limit_exceeded")
+    assert (sent.status_code, sent.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert int(sent.headers["retry-after"]) >= 1
     [told] = [one for one in outcomes if one.contract == "responses"]
     assert (told.request_id, told.status) == (sent.headers["x-request-id"], 429)
     assert told.error is not None and told.error.code == "rate_limited"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_background_request_that_a_whole_one_would_be_refused_is_refused_at_once_and_not_stored(
+    rig: ResponsesRig, stream: bool
+) -> None:
+    journey = FakeJourney(pieces=(), error=public_error(UnknownModel("no such model", param="model")))
+    async with rig.serving(journey) as client:
+        whole = await client.post("/v1/responses", json=ASKED)
+        body = {**ASKED, "background": True, "stream": stream}
+        sent = await client.post("/v1/responses", json=body)
+        assert (sent.status_code, sent.json()) == (whole.status_code, whole.json())
+        assert (sent.status_code, sent.json()["error"]["param"]) == (404, "model")
+        path = f"/v1/responses/resp_{journey.requests[-1].generation_id.removeprefix('gen_')}"
+        assert (await client.get(path)).status_code == 404
+    assert not rig.background._runs
+
+
+async def test_a_background_request_that_is_refused_when_it_is_run_again_ends_as_failed(
+    rig: ResponsesRig,
+) -> None:
+    async with rig.serving(held()) as client:
+        path = f"/v1/responses/{(await made(client, background=True))['id']}"
+    rig.now += LEASE_S + 1
+    gone = public_error(UnknownModel("no such model", param="model"))
+    async with rig.serving(FakeJourney(pieces=(), error=gone)) as client:
+        found = await ended(client, path)
+    assert (found["status"], found["error"]["message"]) == ("failed", "no such model")
 
 
 async def test_a_background_response_that_a_drain_cuts_keeps_what_its_caller_has_received(

@@ -14,6 +14,16 @@ KEY = {"authorization": f"Bearer {ADMIN_KEY}"}
 ASKED = {"model": "demo", "input": "What should I read next?", "max_output_tokens": 16, "temperature": 0}
 
 
+def test_a_background_prompt_that_is_too_long_for_the_model_is_refused_at_once(tmp_path: Path) -> None:
+    body = {**ASKED, "input": "word " * 6_000}
+    with gateway(tmp_path) as live, httpx.Client(base_url=live.url, headers=KEY, timeout=60) as client:
+        whole = client.post("/v1/responses", json=body)
+        for stream in (False, True):
+            sent = client.post("/v1/responses", json={**body, "background": True, "stream": stream})
+            assert (sent.status_code, sent.json()) == (whole.status_code, whole.json())
+    assert whole.json()["error"]["code"] == "context_length_exceeded"
+
+
 def test_what_was_answered_outlives_a_killed_gateway(tmp_path: Path) -> None:
     with gateway(tmp_path) as live, httpx.Client(base_url=live.url, headers=KEY, timeout=60) as client:
         whole = client.post("/v1/responses", json=ASKED).json()

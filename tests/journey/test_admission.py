@@ -71,6 +71,25 @@ async def run_queued(rig: JourneyRig, *requests: GenerateRequest) -> list[Record
     return [task.result() for task in running]
 
 
+async def test_a_request_is_accepted_before_it_waits_and_one_that_is_refused_is_not(
+    build_rig: Build, ask: Ask
+) -> None:
+    backend, accepted = Slow(), list[str]()
+    rig = build_rig(backends=[backend])
+    async with asyncio.TaskGroup() as tasks:
+        for name in ("first", "second"):
+            asked = ask(request_id=name, generation_id=f"gen_{name}")
+            told = partial(accepted.append, name)
+            tasks.create_task(rig.journey.run(asked, RecordingSink(), told))
+        await until(lambda: rig.admission.gate("local").queued == 1)
+        assert accepted == ["first", "second"]
+        backend.may_begin.set()
+    refused = RecordingSink()
+    await rig.journey.run(ask(model="none"), refused, partial(accepted.append, "refused"))
+    assert refused.error is not None and refused.error.code == "unknown_model"
+    assert accepted == ["first", "second"]
+
+
 async def test_a_request_waits_for_its_turn_and_says_how_long(build_rig: Build, ask: Ask) -> None:
     rig = build_rig(backends=[Slow()])
     first, second = await run_queued(rig, ask(), ask())
