@@ -7,17 +7,12 @@ from typing import Annotated, Any, Final, Literal, NotRequired
 from pydantic import Field, field_validator
 from typing_extensions import TypedDict
 
-from gateway.contracts.fields import Body, Label
+from gateway.contracts.fields import Body, Label, Metadata
 from gateway.contracts.openai_answer import PageBody
 
 _WINDOW: Final = re.compile(r"([1-9]\d{0,3})([mhd])")
 _SECONDS: Final = {"m": 60, "h": 3_600, "d": 86_400}
 MAX_WINDOW_S: Final = 30 * 86_400
-
-
-Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
-]
 
 
 class ExpiresAfter(Body):

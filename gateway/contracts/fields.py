@@ -71,6 +71,14 @@ TopP = Annotated[float, Field(gt=0.0, le=1.0), Meta(gt=0.0, le=1.0)]
 TopK = Annotated[int, Field(ge=-1, le=MAX_TOKENS)]
 Seed = Annotated[int, Field(ge=SEED_MIN, le=SEED_MAX), Meta(ge=SEED_MIN, le=SEED_MAX)]
 Priority = Annotated[int, Field(ge=-1, le=1)]
+# A client's own labels of a stored object, with OpenAI's bounds.
+Metadata = Annotated[
+    dict[
+        Annotated[str, Field(max_length=64)],
+        Annotated[str, Field(max_length=512), AfterValidator(no_null)],
+    ],
+    Field(max_length=16),
+]
 
 # Validation of a list stops at its first bad item: a million bad items must not make a million errors.
 Listed = Annotated[list[T], Field(fail_fast=True)]

@@ -323,6 +323,21 @@ def test_an_object_of_too_many_items_is_described_by_their_number() -> None:
 
 
 @pytest.mark.parametrize(
+    ("pair", "message"),
+    [
+        ({"k" * 65: "v"}, f"metadata.{'k' * 64}….[key] is a string of 65 characters; allowed: 64 characters or fewer"),
+        ({"k": "v" * 513}, "metadata.k is a string of 513 characters; allowed: 512 characters or fewer"),
+        ({"k": 1}, "metadata.k is 1; allowed: a string"),
+    ],
+)  # fmt: skip
+def test_metadata_has_openais_bounds(pair: dict[str, Any], message: str) -> None:
+    assert parsed({"model": "demo", "input": "hi", "metadata": {"k" * 64: "v" * 512}})
+    with pytest.raises(InvalidRequest) as refused:
+        parsed({"model": "demo", "input": "hi", "metadata": pair})
+    assert refused.value.message == message
+
+
+@pytest.mark.parametrize(
     ("given", "names"),
     [
         (" ", "input is blank"),

@@ -816,10 +816,10 @@ async def test_a_heartbeat_does_not_pack_the_input_of_a_response_again(rig: Resp
     [
         ({"background": True}, False),
         ({"input": "long " * 20_000}, False),
-        ({"metadata": {"a": "long " * 20_000}}, False),
+        ({"instructions": "long " * 20_000}, False),
         ({}, True),
     ],
-    ids=["background", "long input", "long metadata", "short"],
+    ids=["background", "long input", "long instructions", "short"],
 )
 async def test_a_background_response_and_a_large_one_are_packed_beside_the_event_loop(
     rig: ResponsesRig, fields: dict[str, Any], on_the_loop: bool

@@ -14,6 +14,7 @@ from gateway.contracts.fields import (
     Label,
     Listed,
     MaxTokens,
+    Metadata,
     Name,
     Neutral,
     OptionalLabel,
@@ -27,7 +28,6 @@ from gateway.contracts.native import SluiceFields
 from gateway.contracts.openai_fields import CACHE_MARK, SERVICE
 from gateway.contracts.tool_fields import MAX_TOOLS, ReasoningEffort
 
-MAX_METADATA: Final = 16  # most pairs of ``metadata``, as at OpenAI
 Includable = Literal[
     "reasoning.encrypted_content",
     "message.output_text.logprobs",
@@ -224,7 +224,7 @@ class ResponsesBody(Body):
     reasoning: ReasoningBody | None = None
     text: TextBody | None = None
     include: list[Includable] | None = None
-    metadata: Annotated[dict[str, Text], Field(max_length=MAX_METADATA)] | None = None
+    metadata: Metadata | None = None
     previous_response_id: Name | None = None
     store: bool | None = None
     background: bool | None = None
