@@ -136,6 +136,8 @@ async def _with_items(services: Services, body: ResponsesBody, tenant: str) -> R
     named = {one.referenced: f"input.{at}.id" for at, one in enumerate(given) if one.referenced is not None}
     if not named:
         return body
+    if "" in named:
+        raise not_allowed(named[""], "is missing or no text", "the id of an item of a stored response")
     items = await services.responses.referenced(tenant, named, services.limits.max_body_bytes)
     stored = {one["id"]: stored_item(one, named[one["id"]]) for one in items}
     return body.model_copy(

@@ -193,10 +193,20 @@ async def test_an_item_of_a_stored_response_can_be_referred_to_by_its_id(rig: Re
             ("assistant", "One moment"),
             ("user", "And then?"),
         ]
-        for headers, item in ((OTHER, given["id"]), ({}, "msg_none_0"), ({}, "")):
+        for headers, item in ((OTHER, given["id"]), ({}, "msg_none_0")):
             body = {**ASKED, "input": [{"type": "item_reference", "id": item}]}
             unknown = await client.post("/v1/responses", json=body, headers=headers)
             assert (unknown.status_code, unknown.json()["error"]["param"]) == (404, "input.0.id")
+
+
+@pytest.mark.parametrize("fields", [{}, {"id": None}, {"id": ""}, {"id": 5}])
+async def test_a_reference_to_an_item_without_its_id_is_refused_by_the_field(
+    rig: ResponsesRig, fields: dict[str, Any]
+) -> None:
+    async with rig.serving() as client:
+        given = [{"role": "user", "content": "x"}, {"type": "item_reference", **fields}]
+        refused = await client.post("/v1/responses", json={**ASKED, "input": given})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input.1.id")
 
 
 async def test_a_stored_answer_that_is_no_input_is_refused_where_it_is_asked_for(rig: ResponsesRig) -> None:

@@ -111,10 +111,11 @@ class InputItem(Body):
 
     @property
     def referenced(self) -> str | None:
-        """The id of the stored item that this one references; ``None`` for other types."""
+        """The id of the stored item that this one references (empty: no text); ``None`` for other types."""
         if self.type != "item_reference":
             return None
-        return str((self.__pydantic_extra__ or {}).get("id") or "")
+        found = (self.__pydantic_extra__ or {}).get("id")
+        return found if isinstance(found, str) else ""
 
 
 class PlainTool(Body):
