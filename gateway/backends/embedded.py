@@ -152,8 +152,9 @@ class EmbeddedBackend:
         if work.call_format is None:
             return {}
         tools = {tool.name: tool for tool in work.tools}
+        must_call = work.tool_choice is not None and work.tool_choice.forces_call
         readers = {
-            index: CallReader(work.generation_id, index, tool_of=tools.__getitem__)
+            index: CallReader(work.generation_id, index, must_call=must_call, tool_of=tools.__getitem__)
             for index in range(work.sampling.n)
         }
         if (partial := work.partial) is not None:

@@ -172,12 +172,16 @@ class CallReader:
 
     Args:
         answer_id: the calls' ids are made from it, so that a resumed answer has the same ones.
+        must_call: the grammar allows no text.
         tool_of: returns a tool by its name.
     """
 
-    def __init__(self, answer_id: str, index: int = 0, *, tool_of: Callable[[str], Tool]) -> None:
+    def __init__(
+        self, answer_id: str, index: int = 0, *, must_call: bool = False, tool_of: Callable[[str], Tool]
+    ) -> None:
         self._answer_id = answer_id
         self._index = index
+        self._must_call = must_call
         self._tool_of = tool_of
         self._read: Callable[[], Iterator[Delta]] = self._text
         self._held = ""
@@ -209,14 +213,15 @@ class CallReader:
         """The last events.
 
         ``stopped``: the model or a stop string ended the text: what is held back is no call, and a call with
-        complete arguments ends, too. Else the text is cut: it may be the beginning of a call's mark, which is
-        left out.
+        complete arguments ends, too. Else the text is cut: what is held back is left out where the grammar
+        allows only another call's mark.
         ``by_model``: the model ended it; an input that is not JSON ends, too.
         """
         if (stopped and self._read == self._close) or (by_model and self._read == self._input):
             self._held = _CLOSE
             return [self._with_figures(event) for event in self._close()]
-        held, self._held = self._held if stopped and not self.in_call else "", ""
+        is_text = not self.in_call and (stopped or not (self._must_call or self.calls))
+        held, self._held = self._held if is_text else "", ""
         if not held and self._waiting is None:
             return []
         return [self._with_figures(Delta(held, 0, index=self._index))]

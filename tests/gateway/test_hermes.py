@@ -228,11 +228,23 @@ def test_a_text_that_only_begins_like_a_call_comes_whole() -> None:
 
 
 @pytest.mark.parametrize("mark", ["<", "<tool_cal", "<tool_call>"])
-def test_a_cut_answer_does_not_show_the_beginning_of_a_calls_mark(mark: str) -> None:
-    reader = CallReader("g", tool_of=tool_of)
-    events = [event for piece in ["see ", *mark] for event in reader.feed(Delta(piece, 1))]
+@pytest.mark.parametrize(("must_call", "before"), [(True, ""), (False, A)])
+def test_a_cut_answer_does_not_show_the_beginning_of_a_mark_where_only_a_call_may_follow(
+    mark: str, must_call: bool, before: str
+) -> None:
+    reader = CallReader("g", must_call=must_call, tool_of=tool_of)
+    events = [event for piece in before + mark for event in reader.feed(Delta(piece, 1))]
     events += reader.end()
-    assert "".join(event.text for event in events) == "see "
+    assert "".join(event.text for event in events if type(event) is Delta) == ""
+    assert sum(event.tokens for event in events) == len(before + mark)
+
+
+@pytest.mark.parametrize(("mark", "shown"), [("<", "<"), ("<tool_cal", "<tool_cal"), ("<tool_call>", "")])
+def test_a_cut_text_keeps_an_end_that_may_be_no_call(mark: str, shown: str) -> None:
+    reader = CallReader("g", tool_of=tool_of)
+    events = [event for piece in ["a ", *mark] for event in reader.feed(Delta(piece, 1))]
+    events += reader.end()
+    assert "".join(event.text for event in events) == "a " + shown
     assert sum(event.tokens for event in events) == 1 + len(mark)
 
 
