@@ -204,6 +204,11 @@ async def _checked(
     stream.end(reasons)
     for outcome in found:
         stream.call_outcomes[outcome] += 1
+    known = {tool.name for tool in work.tools}
+    called = [call.name for index in range(len(reasons)) for call in stream.tool_calls(index)]
+    attempts.notes += [
+        f"the model called {name}, which is not in tools" for name in called if name not in known
+    ]
     first, *others = reasons
     stop = completion.stop_sequence if first in WHOLE_REASONS else None
     return replace(completion, finish_reason=first, others=tuple(others), stop_sequence=stop)

@@ -39,6 +39,7 @@ EVENTS: tuple[Delta, ...] = (
     ToolEnd("", 1, call=1),
 )
 CALLS = (ToolCall("call_a", "stock", '{"item": "Vinland Saga"}'), ToolCall("call_b", "order", "{}"))
+TOOLS = (Tool("stock"), Tool("order"), Tool("price"))
 IDS = tuple(range(100, 100 + len(EVENTS)))
 WHOLE = Script(events=EVENTS, token_ids=IDS, finish_reason=FinishReason.TOOL_CALLS)
 BROKEN = BackendFailure(FailureKind.STREAM_BROKEN, "cut")
@@ -285,7 +286,7 @@ async def test_a_caller_is_told_that_a_required_call_is_missing(
     build_rig: Build, ask: Ask, mode: ToolChoiceMode, script: Script, warned: bool, stream: bool
 ) -> None:
     rig = build_rig(backends=[backend(script)])
-    sink = await rig.run(ask(stream=stream, tool_choice=ToolChoice(mode)))
+    sink = await rig.run(ask(stream=stream, tools=TOOLS, tool_choice=ToolChoice(mode)))
     assert sink.answer is not None, sink.error
     missing = "tool_choice requires a tool call, and the model made none"
     assert sink.answer.warnings == ((missing,) if warned else ())
@@ -299,10 +300,22 @@ async def test_a_caller_is_told_that_the_model_did_not_call_the_named_tool(
     build_rig: Build, ask: Ask, name: str, script: Script, warned: bool
 ) -> None:
     rig = build_rig(backends=[backend(script)])
-    sink = await rig.run(ask(tool_choice=ToolChoice(ToolChoiceMode.NAMED, name)))
+    sink = await rig.run(ask(tools=TOOLS, tool_choice=ToolChoice(ToolChoiceMode.NAMED, name)))
     assert sink.answer is not None, sink.error
     missing = "tool_choice requires a call of price, and the model made none"
     assert sink.answer.warnings == ((missing,) if warned else ())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_caller_is_told_that_the_model_called_a_tool_that_is_not_in_tools(
+    build_rig: Build, ask: Ask, stream: bool
+) -> None:
+    rig = build_rig(backends=[backend(WHOLE)])
+    sink = await rig.run(ask(stream=stream, tools=TOOLS[:1]))
+    assert sink.answer is not None, sink.error
+    assert sink.answer.tool_calls == CALLS
+    assert sink.answer.finish_reason is FinishReason.TOOL_CALLS
+    assert sink.answer.warnings == ("the model called order, which is not in tools",)
 
 
 @pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.STOP])
@@ -327,7 +340,9 @@ async def test_a_call_that_a_stop_string_ends_is_cut_and_no_fault_of_the_backend
 ) -> None:
     local = backend(Script(events=NOT_JSON, finish_reason=FinishReason.TOOL_CALLS))
     rig = build_rig(backends=[local], route={"resume": {"commit_chunks": 0}})
-    sink = await rig.run(ask(stream=stream, sampling=Sampling(temperature=0.7, stop=("Vinland",))))
+    sink = await rig.run(
+        ask(stream=stream, tools=TOOLS, sampling=Sampling(temperature=0.7, stop=("Vinland",)))
+    )
     assert sink.answer is not None, sink.error
     assert (sink.answer.finish_reason, sink.answer.warnings) == (FinishReason.LENGTH, ())
     assert sink.answer.tool_calls[0].arguments == '{"item": '
