@@ -195,6 +195,31 @@ def test_a_loop_of_tools_is_a_typed_conversation() -> None:
     assert request.needs == {Feature.TOOLS}
 
 
+def test_consecutive_turns_of_the_model_are_one_turn_as_at_anthropic() -> None:
+    def turn(*blocks: dict[str, Any]) -> dict[str, Any]:
+        return {"role": "assistant", "content": list(blocks)}
+
+    first, second = [{"type": "tool_use", "id": id, "name": "look", "input": {}} for id in ("a", "b")]
+    request = read(
+        messages=[
+            HI,
+            turn({"type": "thinking", "thinking": "Hm.", "signature": "x"}),
+            {"role": "assistant", "content": "I look."},
+            turn(first),
+            turn({"type": "thinking", "thinking": "And there.", "signature": "x"}, second),
+            {"role": "user", "content": [{**RESULT, "tool_use_id": "a"}, {**RESULT, "tool_use_id": "b"}]},
+        ],
+        tools=[LOOK],
+    )
+    calls = (ToolCall("a", "look", "{}"), ToolCall("b", "look", "{}"))
+    assert request.messages == (
+        Message(Role.USER, "Hi"),
+        Message(Role.ASSISTANT, "I look.", tool_calls=calls, reasoning="Hm.\n\nAnd there."),
+        Message(Role.TOOL, "", tool_call_id="a"),
+        Message(Role.TOOL, "", tool_call_id="b"),
+    )
+
+
 def test_a_named_tool_must_be_one_of_the_requests() -> None:
     choice = read(tools=[LOOK], tool_choice={"type": "tool", "name": "look"}).tool_choice
     assert choice == ToolChoice(ToolChoiceMode.NAMED, "look")

@@ -27,6 +27,7 @@ ATTRIBUTION: Final = "x-anthropic-billing-header"
 """Beginning of the system prompt's block with the client's session. The block is left out: it differs between
 conversations, so no two of them would share a cached prefix."""
 
+_GAP: Final = "\n\n"  # between the texts of consecutive turns
 _MODES: Final[Mapping[str, ToolChoiceMode]] = {
     "auto": ToolChoiceMode.AUTO,
     "any": ToolChoiceMode.REQUIRED,
@@ -38,15 +39,17 @@ def conversation(body: CountRequest) -> tuple[Message, ...]:
     """The messages, the system prompt first.
 
     An instruction between the turns becomes a user's message at its place: at the front it would change the
-    prefix that the turns before it share with the last request. Consecutive user texts are one message, as at
+    prefix that the turns before it share with the last request. Consecutive turns of one role are one, as at
     Anthropic. Raises InvalidRequest: a block that is not supported, or that lacks a field.
     """
     messages: list[Message] = []
-    if system := "\n\n".join(_system_texts(body.system, "system")):
+    if system := _GAP.join(_system_texts(body.system, "system")):
         messages.append(Message(Role.SYSTEM, system))
     for role, group in groupby(_turns(body.messages), attrgetter("role")):
         turns = list(group)
-        messages += [join_messages(turns, "\n\n")] if role is Role.USER else turns
+        if role is Role.USER:
+            turns = [join_messages(turns, _GAP)]
+        messages += [_joined(turns)] if role is Role.ASSISTANT else turns
     if isinstance(body, MessagesRequest) or body.messages[-1].role != "assistant":  # it may be counted
         _check_latest(body.messages, messages)
     return tuple(messages)
@@ -166,6 +169,16 @@ def _assistant(message: BlockMessage, at: str) -> Message:
         raise not_allowed(f"{at}.content", f"has {len(calls)} tool calls", f"{MAX_CALLS} or fewer")
     return Message(
         Role.ASSISTANT, "".join(texts), tool_calls=tuple(calls), reasoning="".join(reasoning) or None
+    )
+
+
+def _joined(turns: Sequence[Message]) -> Message:
+    """Consecutive turns of the model as one: some chat templates refuse several."""
+    return Message(
+        Role.ASSISTANT,
+        _GAP.join([one.content for one in turns if one.content]),
+        tool_calls=tuple([call for one in turns for call in one.tool_calls]),
+        reasoning=_GAP.join([one.reasoning for one in turns if one.reasoning]) or None,
     )
 
 
