@@ -29,10 +29,13 @@ def prompts_of(given: str | Sequence[object], field: str) -> Sequence[str | tupl
 
 
 def with_latest_turn(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """An instruction behind the last turn is the user's: at the front it would lose its place."""
-    if len(messages) < 2 or messages[-1].role is not Role.SYSTEM or messages[-2].role is Role.SYSTEM:
+    """Instructions behind the last turn are the user's: at the front they would lose their place."""
+    turns = len(messages)
+    while turns and messages[turns - 1].role is Role.SYSTEM:
+        turns -= 1
+    if turns in (0, len(messages)):
         return messages
-    return (*messages[:-1], replace(messages[-1], role=Role.USER))
+    return messages[:turns] + tuple([replace(one, role=Role.USER) for one in messages[turns:]])
 
 
 def check_latest(messages: Sequence[Message], *, continued: bool = False) -> None:

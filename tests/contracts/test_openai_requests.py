@@ -153,9 +153,11 @@ def test_an_answer_that_the_caller_began_is_continued() -> None:
 
 
 @pytest.mark.parametrize("role", ["system", "developer"])
-def test_an_instruction_behind_the_last_turn_is_the_users(role: str) -> None:
+def test_instructions_behind_the_last_turn_are_the_users(role: str) -> None:
     turns, retry = [TURN, {"role": "assistant", "content": "hm"}], {"role": role, "content": "Call the tool."}
-    assert chat(messages=[*turns, retry]).request.messages[-1] == Message(Role.USER, "Call the tool.")
+    last = Message(Role.USER, "Call the tool.")
+    assert chat(messages=[*turns, retry]).request.messages[-1] == last
+    assert chat(messages=[*turns, retry, retry]).request.messages[-2:] == (last, last)
     assert chat(messages=[retry, *turns, retry]).request.messages[0] == Message(Role.SYSTEM, "Call the tool.")
     with pytest.raises(InvalidRequest, match="'user' or 'tool' in the last message"):
         chat(messages=[retry, retry])
