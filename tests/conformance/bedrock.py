@@ -90,9 +90,9 @@ async def bedrock(folder: Path) -> AsyncIterator[Specimen]:
             load = backend.load
             return not (load.running or load.waiting or server.active)
 
-        def script(behaviour: Behaviour) -> None:
+        def script(*behaviours: Behaviour) -> None:
             server.scripts.clear()  # left by requests that were refused before they were sent
-            server.script(behaviour)
+            server.script(*behaviours)
 
         try:
             yield Specimen(

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from adapters.values import Adapter
-from benchmarks.bedrock.stand_in import Behaviour
 from budgeting.counting import ChatTokenizer
 from budgeting.values import Message, Role
 from gateway.backends.port import Backend, Completion, Work
@@ -70,7 +69,7 @@ class Specimen:
         reports_blocks: whether its load reports KV blocks; a hosted model's does not.
         returns_ids: whether its deltas contain token ids.
         exact_prompt: whether it can tell the prompt's tokens from those of a partial answer.
-        script: decides the next answer, where no model computes it.
+        script: sets the next answer, or none, where no model of the backend computes it.
     """
 
     backend: Backend
@@ -86,7 +85,7 @@ class Specimen:
     reports_blocks: bool = True
     returns_ids: bool = True
     exact_prompt: bool = True
-    script: Callable[[Behaviour], None] | None = None
+    script: Callable[..., None] | None = None
 
     async def wait_idle(self) -> None:
         """Wait until nothing is left on the backend; fail when something stays."""
