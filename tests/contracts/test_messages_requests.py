@@ -118,6 +118,17 @@ def test_images_of_a_tools_result_stay_between_its_texts() -> None:
     assert Feature.IMAGES in request.needs
 
 
+def test_texts_of_a_turn_follow_its_tool_results_which_stay_next_to_their_calls() -> None:
+    texts = [{"type": "text", "text": text} for text in ("See. ", "Well?")]
+    results = [{**RESULT, "tool_use_id": id, "content": id} for id in ("a", "b")]
+    request = read(messages=[{"role": "user", "content": [texts[0], results[0], texts[1], results[1]]}])
+    assert request.messages == (
+        Message(Role.TOOL, "a", tool_call_id="a"),
+        Message(Role.TOOL, "b", tool_call_id="b"),
+        Message(Role.USER, "See. Well?"),
+    )
+
+
 def test_a_tools_result_with_a_document_is_refused_at_its_block() -> None:
     result = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "document"}]}
     param, message = refused(messages=[HI, {"role": "user", "content": [result]}])

@@ -95,7 +95,7 @@ def _system_texts(content: str | list[ContentBlock] | None, at: str) -> list[str
 
 
 def _words_and_results(message: BlockMessage, at: str) -> Iterator[Message]:
-    """The messages of a user's turn: its texts and images, and tool results, in order."""
+    """The messages of a user's turn: its tool results, right after their calls, then its texts and images."""
     at = f"{at}.content"
     if isinstance(message.content, str) or message.role == "system":
         read = _system_texts if message.role == "system" else _texts
@@ -110,9 +110,6 @@ def _words_and_results(message: BlockMessage, at: str) -> Iterator[Message]:
         elif block.type == "image":
             parts.append(_image(block, f"{where}.source"))
         elif block.type == "tool_result":
-            if any(parts):
-                yield made_of_parts(parts)
-            parts = []
             yield _result(block, where)
         else:
             _not_served(block, where, "'text', 'image' or 'tool_result'")
