@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextvars import ContextVar
+from fractions import Fraction
 from functools import cache, lru_cache
 from typing import Any, Final
 
@@ -53,11 +54,16 @@ def _validator(schema: bytes) -> Any:
 
 @cache
 def _kind() -> Any:
-    from jsonschema import Draft202012Validator
+    from jsonschema import Draft202012Validator, ValidationError
     from jsonschema.validators import extend
 
     def nothing(*_: Any) -> Iterator[Any]:
         return iter(())
+
+    def multiple(validator: Any, factor: float, value: object, _: Any) -> Iterator[ValidationError]:
+        # By the numbers as they are written: as binary fractions 19.99 is no multiple of 0.01.
+        if validator.is_type(value, "number") and Fraction(repr(value)) % Fraction(repr(factor)):
+            yield ValidationError("")
 
     def counted(follow: Any) -> Any:
         def counting(*arguments: Any) -> Iterator[Any]:
@@ -70,4 +76,5 @@ def _kind() -> Any:
         return counting
 
     references = {name: counted(Draft202012Validator.VALIDATORS[name]) for name in ("$ref", "$dynamicRef")}
-    return extend(Draft202012Validator, {"pattern": nothing, "patternProperties": nothing, **references})
+    own = {"pattern": nothing, "patternProperties": nothing, "multipleOf": multiple}
+    return extend(Draft202012Validator, {**own, **references})

@@ -30,6 +30,17 @@ def test_a_value_is_checked_by_all_but_patterns(schema: Any, value: Any, breaks:
     assert breaks_schema(json.dumps(schema).encode(), value) is breaks
 
 
+@pytest.mark.parametrize(
+    ("factor", "value", "breaks"),
+    [(0.01, 19.99, False), (0.01, 0.29, False), (0.1, 3, False), (0.01, 0.005, True), (7, 14, False),
+     (7, 2**60, True), (1e-300, 1e300, False), (2, True, False)],
+)  # fmt: skip
+def test_a_multiple_is_checked_by_the_numbers_as_they_are_written(
+    factor: float, value: float, breaks: bool
+) -> None:
+    assert breaks_schema(json.dumps({"multipleOf": factor}).encode(), value) is breaks
+
+
 def test_references_that_double_with_each_level_end() -> None:
     levels = {f"l{n}": {"allOf": [{"$ref": f"#/$defs/l{n + 1}"}] * 2} for n in range(60)}
     schema = {"$defs": {**levels, "l60": {"type": "integer"}}, "$ref": "#/$defs/l0"}
