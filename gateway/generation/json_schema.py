@@ -22,8 +22,9 @@ class _TooManyReferences(Exception):
 def breaks_schema(schema: bytes, value: Any) -> bool:
     """Whether ``value`` breaks the caller's schema, given as JSON.
 
-    Patterns are not run, because a pattern may run forever, and no reference is fetched. False for an invalid
-    schema, and for one that takes too long to check: the contract has accepted or refused it before.
+    Patterns are not run, because a pattern may run forever; so unevaluated properties are not checked, nor
+    additional ones beside ``patternProperties``. No reference is fetched. False for an invalid schema, and
+    for one that takes too long to check: the contract has accepted or refused it before.
     """
     from referencing.exceptions import Unresolvable
 
@@ -60,6 +61,12 @@ def _kind() -> Any:
     def nothing(*_: Any) -> Iterator[Any]:
         return iter(())
 
+    standard = Draft202012Validator.VALIDATORS
+
+    def additional(validator: Any, rule: Any, value: object, schema: Any) -> Iterator[ValidationError]:
+        if "patternProperties" not in schema:
+            yield from standard["additionalProperties"](validator, rule, value, schema) or ()
+
     def multiple(validator: Any, factor: float, value: object, _: Any) -> Iterator[ValidationError]:
         # By the numbers as they are written: as binary fractions 19.99 is no multiple of 0.01.
         if validator.is_type(value, "number") and Fraction(repr(value)) % Fraction(repr(factor)):
@@ -75,6 +82,6 @@ def _kind() -> Any:
 
         return counting
 
-    references = {name: counted(Draft202012Validator.VALIDATORS[name]) for name in ("$ref", "$dynamicRef")}
-    own = {"pattern": nothing, "patternProperties": nothing, "multipleOf": multiple}
-    return extend(Draft202012Validator, {**own, **references})
+    own = {name: counted(standard[name]) for name in ("$ref", "$dynamicRef")}
+    own |= dict.fromkeys(("pattern", "patternProperties", "unevaluatedProperties"), nothing)
+    return extend(Draft202012Validator, {**own, "multipleOf": multiple, "additionalProperties": additional})
