@@ -23,24 +23,15 @@ INTEGER = {"type": "object", "properties": {"a": {"type": "integer"}}, "required
         ({"patternProperties": {"^(a+)+$": {}}, "unevaluatedProperties": False}, {"a" * 64 + "!": 1}, False),
         ({"properties": {"a": {}}, "additionalProperties": False}, {"b": 1}, True),
         ({"type": 7}, 1, False),
+        ({"type": "integer", "pattern": "a{4294967296}"}, 1, False),
+        ({"$ref": "#/foo", "foo": {"minimum": "x"}}, 1, False),
         ({"$ref": "https://example.com/schema.json"}, 1, False),
         ({"$defs": {"a": {"type": "integer"}}, "$ref": "#/$defs/a"}, "x", True),
         ({"$ref": "#"}, 1, False),
     ],
-    ids=[
-        "valid",
-        "type",
-        "missing",
-        "pattern",
-        "additional",
-        "unevaluated",
-        "other",
-        "invalid",
-        "remote",
-        "reference",
-        "endless",
-    ],
-)
+    ids=["valid", "type", "missing", "pattern", "additional", "unevaluated", "other", "invalid", "repeated",
+         "no schema", "remote", "reference", "endless"],
+)  # fmt: skip
 def test_a_value_is_checked_by_all_but_patterns(schema: Any, value: Any, breaks: bool) -> None:
     assert breaks_schema(json.dumps(schema).encode(), value) is breaks
 
