@@ -12,8 +12,6 @@ from gateway.routing.evidence import EvidenceWindow
 from gateway.routing.revision import Route
 from observability.events import DISCONNECTED, RequestRecord
 
-# A 4xx status that is not the caller's fault: the backend throttles.
-_THROTTLED = 429
 MAX_WINDOWS = 16  # windows that are stored while they cannot be published; the oldest is dropped first
 MAX_EXAMINED = 100
 """Most answers per side and window whose content is checked: a sample, as a check takes a millisecond."""
@@ -125,20 +123,19 @@ class CanaryTally:
 def outcomes(record: RequestRecord, *, ttft_slo_ms: float, total_slo_ms: float) -> list[tuple[str, bool]]:
     """Return the checks for which a request counts: the check's name, and whether the request was bad.
 
-    A caller's error counts for no check. Neither does a refused try of a batch's line: the line runs again on
-    the same backend, so its tries are not independent. A caller that disconnected counts only as late, if it
-    had waited too long. If another backend or none answered, the speed and quality of the drawn one are
-    unknown.
+    An error of the caller, or a caller over its limits (429), counts for no check. Neither does a refused try
+    of a batch's line: the line runs again on the same backend, so its tries are not independent. A caller
+    that disconnected counts only as late, if it had waited too long. If another backend or none answered, the
+    speed and quality of the drawn one are unknown.
     """
     late_first = (record.total_ms if record.ttft_ms is None else record.ttft_ms) > ttft_slo_ms
     late = record.total_ms > total_slo_ms
     if record.status == DISCONNECTED:  # only its waiting time is evidence
         return [(check, True) for check, is_late in (("ttft", late_first), ("total", late)) if is_late]
-    failed = record.failed or record.status == _THROTTLED
-    if record.status >= 400 and (record.runs_again or not failed):
+    if record.status >= 400 and (record.runs_again or not record.failed):
         return []
-    found = [("error", failed)]
-    if failed:
+    found = [("error", record.failed)]
+    if record.failed:
         return found
     elsewhere = record.fallback_kind is not None or record.backend_name != record.drawn
     found.append(("fallback", elsewhere))

@@ -136,7 +136,7 @@ def record(**facts: Any) -> RequestRecord:
     [
         ({}, {"error": False, "fallback": False, "ttft": False, "total": False}),
         ({"status": 503, "error_code": "x", "backend_name": None}, {"error": True}),
-        ({"status": 429, "error_code": "x", "backend_name": None}, {"error": True}),
+        ({"status": 429, "error_code": "rate_limited", "backend_name": None}, {}),
         ({"status": 503, "error_code": "x", "batch_line": True}, {}),
         ({"status": 429, "error_code": "x", "batch_line": True}, {}),
         ({"status": 500, "error_code": "x", "batch_line": True}, {"error": True}),
