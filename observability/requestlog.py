@@ -52,10 +52,13 @@ def log_request(logger: logging.Logger, request: RequestRecord) -> None:
 
 
 def _gives_way(request: RequestRecord) -> bool:
-    """Whether a batch's line runs again, or admission refused another request of the low class."""
-    return request.runs_again or (
-        request.priority < 0 and request.status >= 500 and request.error_code in _OVERLOAD
-    )
+    """Whether a batch's line runs again, or the request was refused on purpose.
+
+    On purpose: by a gateway that drains, before the request had a revision, or by admission in the low class.
+    """
+    if request.runs_again or (request.error_code == "draining" and request.revision is None):
+        return True
+    return request.priority < 0 and request.status >= 500 and request.error_code in _OVERLOAD
 
 
 def request_line(request: RequestRecord) -> dict[str, Any]:

@@ -46,6 +46,8 @@ def test_a_finished_request_is_one_line_with_time_level_and_what_is_known_of_it(
         ({"status": 503, "error_code": "backend_unavailable", "batch_line": True}, "info"),
         ({"status": 500, "error_code": "internal", "batch_line": True}, "error"),
         ({"status": 200, "error_code": "wait_exceeded", "priority": -1}, "error"),
+        ({"status": 503, "error_code": "draining", "revision": None}, "info"),
+        ({"status": 503, "error_code": "draining"}, "error"),  # the drain has ended it in the middle
     ],
 )
 def test_only_our_own_faults_are_logged_as_errors(
