@@ -86,7 +86,12 @@ def head_keeps(trace_id: str, ratio: float) -> bool:
 
 
 def tail_keeps(record: RequestRecord | EdgeRecord) -> bool:
-    """Whether a request's result is worth a trace: an error, a fallback, a resumed stream."""
+    """Whether a request's result is worth a trace: an error, a fallback, a resumed stream.
+
+    A refused try of a batch's line is not: the line runs again.
+    """
+    if isinstance(record, RequestRecord) and record.runs_again:
+        return False
     if record.error_code is not None or record.status >= 400:
         return True
     return isinstance(record, RequestRecord) and (

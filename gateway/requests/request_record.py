@@ -58,8 +58,8 @@ class Reporter:
 
     def report(self, span: RootSpan, record: RequestRecord | EdgeRecord) -> None:
         """End the span of a request without a recorder, and emit its record."""
+        self.emit(record)  # before its trace: this marks the lines of batches
         self.tracing.finish(span, record)
-        self.emit(record)
 
     def edge(self, request: EdgeRequest) -> None:
         """Report a request that no journey reports."""
@@ -122,9 +122,9 @@ class RequestRecorder(Struct, eq=False):
         if self._failure is None and not sent and isinstance(error, asyncio.CancelledError):
             self._failure = DISCONNECTED, "cancelled", "cancelled"
         tracing, record = self._reporter.tracing, self._record()
+        self._reporter.emit(record)  # before its trace: this marks the lines of batches
         if tracing.exporting:
             tracing.finish(self._span, record, self._facts, slow=self._slow(record))
-        self._reporter.emit(record)
 
     def _record(self) -> RequestRecord:
         request, answer, target, stream = self._request, self._answer, self._target, self._stream
@@ -216,7 +216,7 @@ class RequestRecorder(Struct, eq=False):
         return ToolCallCounts(**counts)
 
     def _slow(self, record: RequestRecord) -> bool:
-        if self._target is None:
+        if self._target is None or record.batch_line:
             return False
         slo = self._target.route.config.slo
         return (record.ttft_ms or 0.0) > slo.ttft_ms or record.total_ms > slo.total_ms

@@ -473,6 +473,8 @@ def test_the_tail_keeps_every_error_fallback_seam_and_slow_one(record: Make) -> 
     ]
     for number in range(300):
         recorded.tracing.finish(recorded.tracing.begin(), record(request_id=f"fine {number}"))
+    runs_again = record(request_id="again", status=503, error_code="queue_full", batch_line=True)
+    recorded.tracing.finish(recorded.tracing.begin(), runs_again)
     for one in left:
         recorded.tracing.finish(recorded.tracing.begin(), one)
     recorded.tracing.finish(recorded.tracing.begin(), record(request_id="slow"), slow=True)
