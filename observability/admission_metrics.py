@@ -103,10 +103,12 @@ class AdmissionMetrics:
             "Decisions of admission.",
             decision=Bounded(),
             reason=Bounded(),
+            **{"class": Bounded(cap=8)},
         )
-        self._admitted = self._decisions("admitted", None)
-        for reason in Reason:
-            self._decisions("refused", reason.value)  # shown from the start
+        for name in CLASSES:  # shown from the start, so that a rate sees the first requests too
+            self._decisions("admitted", None, name)
+            for reason in Reason:
+                self._decisions("refused", reason.value, name)
         self._left = counter(
             "sluice_admission_left_queue_total",
             "Requests that were queued and then refused, by reason.",
@@ -127,7 +129,7 @@ class AdmissionMetrics:
             label="class", values=Bounded(cap=8),
         )  # fmt: skip
         for name in CLASSES:
-            self._waits.of(name)  # shown from the start, so that a rate sees the first requests too
+            self._waits.of(name)  # as above
         self._error = Histogram(
             "sluice_admission_ttft_error_seconds",
             "Difference between the first token's time and its forecast.",
@@ -136,7 +138,6 @@ class AdmissionMetrics:
         )
 
     def count_admitted(self, events: Sequence[Admitted]) -> None:
-        self._admitted.inc(len(events))
         waits_s: dict[int, list[float]] = {}
         for event in events:
             waits_s.setdefault(event.priority, []).append(event.waited_s)
@@ -145,10 +146,11 @@ class AdmissionMetrics:
             if event.beyond is not None:
                 self._beyond(event.backend, event.beyond).inc()
         for priority, waited_s in waits_s.items():
+            self._decisions("admitted", None, class_of(priority)).inc(len(waited_s))
             self._waits.of(class_of(priority)).observe(*waited_s)
 
     def refused(self, event: RefusedEvent) -> None:
-        self._decisions("refused", event.reason.value).inc()
+        self._decisions("refused", event.reason.value, class_of(event.priority)).inc()
         if event.queued:
             self._left(event.backend, event.reason.value).inc()
 

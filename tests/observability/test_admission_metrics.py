@@ -57,8 +57,8 @@ def test_decisions_waits_and_errors_of_estimates_are_counted() -> None:
         taken.emit(event)
     text = metrics.render().decode()
     for line in (
-        'sluice_admission_decisions_total{decision="admitted",reason="none"} 1.0',
-        'sluice_admission_decisions_total{decision="refused",reason="low_priority_shed"} 1.0',
+        'sluice_admission_decisions_total{class="high",decision="admitted",reason="none"} 1.0',
+        'sluice_admission_decisions_total{class="low",decision="refused",reason="low_priority_shed"} 1.0',
         'sluice_admission_left_queue_total{backend="local",reason="low_priority_shed"} 1.0',
         'sluice_admission_shrunk_total{backend="local"} 1.0',
         'sluice_admission_wait_seconds_bucket{class="high",le="0.025"} 0.0',

@@ -68,8 +68,9 @@ def test_admissions_decisions_are_counted_by_reason(hub: EventDispatcher, metric
     hub.emit(Admitted("local", "shop", 0, 0.1, 0, 0.2, 1))
     hub.emit(RefusedEvent("local", "shop", 0, Reason.MEMORY_PRESSURE, 0.1, 1.0, 4, 0.95, 9))
     name = "sluice_admission_decisions_total"
-    assert count(metrics, name, decision="admitted", reason="none") == 1
-    assert count(metrics, name, decision="refused", reason="memory_pressure") == 1
+    normal = {"class": "normal"}
+    assert count(metrics, name, decision="admitted", reason="none", **normal) == 1
+    assert count(metrics, name, decision="refused", reason="memory_pressure", **normal) == 1
 
 
 def test_failures_and_retries_are_counted_and_failures_logged(
