@@ -6,7 +6,8 @@ when a gateway ends in between.
 """
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, fields
 from functools import partial
 from typing import Any, Final
@@ -162,11 +163,19 @@ class BatchStore(FurtherTables):
         totals = [int(sum(row[2 + place] for row in found)) for place in range(len(_TOKENS))]
         return BatchCounts({row[0]: row[1] for row in found}, LineTokens(*totals))
 
-    async def waiting_lines(self) -> int:
-        """The number of lines, in all batches, that have not ended."""
-        query = select(func.count()).where(lines.c.status.in_(("pending", "running")))
+    async def waiting_lines(self) -> tuple[Mapping[str, int], int]:
+        """The lines that have not ended, by tenant, and the number of gateways that run some."""
+        query = (
+            select(batches.c.tenant, lines.c.owner, func.count())
+            .join_from(batches, lines, batches.c.batch_id == lines.c.batch_id)
+            .where(batches.c.status.not_in(ENDED), lines.c.status.in_(("pending", "running")))
+        )
         async with self._transaction() as connection:
-            return int((await connection.execute(query)).scalar_one())
+            found = (await connection.execute(query.group_by(batches.c.tenant, lines.c.owner))).all()
+        waiting: Counter[str] = Counter()
+        for tenant, _, count in found:
+            waiting[tenant] += count
+        return waiting, len({owner for _, owner, _ in found} - {None})
 
     # Lines
 

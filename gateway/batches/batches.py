@@ -6,25 +6,23 @@ from typing import Any, Final
 
 import orjson
 
-from accounting.batch_tables import BatchCounts, BatchRow, LineTokens
+from accounting.batch_tables import BatchCounts, BatchRow, FileRow, LineTokens
 from accounting.batches import ENDED
 from gateway.batches.files import Files
-from gateway.contracts.batches import BatchBody, window_s
+from gateway.contracts.batches import MAX_WINDOW_S, BatchBody, window_s
 from gateway.contracts.refusals import not_allowed, path_of
 from gateway.contracts.values import Caller
 from gateway.errors import NotFound, QuotaExceeded, WindowTooShort
 
 CANCELLABLE: Final = ("validating", "in_progress")
 MAX_UNFINISHED: Final = 1_000  # most batches of one tenant that have not ended: each is looked at each second
-LINE_BYTES: Final = 1_024
-"""Assumed size of a line in a file that has not been read yet, to estimate how long its lines take."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batches:
     """A batch belongs to its tenant; for other tenants its id is unknown.
 
-    ``lines_per_s``: lines that end per second at present; ``None``: not known.
+    ``lines_per_s``: lines that end per second on each gateway at present; ``None``: not known.
     """
 
     files: Files
@@ -58,7 +56,7 @@ class Batches:
             now + window,
             orjson.dumps(stored),
         )
-        await self._check_window(file.bytes, window)
+        await self._check_window(file, window)
         if await self.files.store.count_unfinished(caller.tenant) >= self.max_unfinished:
             raise QuotaExceeded(
                 f"{self.max_unfinished} batches of the tenant have not ended; wait for one, or cancel one"
@@ -86,18 +84,27 @@ class Batches:
             )
         return await self.show(tenant, batch_id)
 
-    async def _check_window(self, file_bytes: int, window: float) -> None:
-        """Raise WindowTooShort if the batch cannot end within ``window`` at the present speed."""
-        speed = self.lines_per_s()
-        if not speed:
+    async def _check_window(self, file: FileRow, window: float) -> None:
+        """Raise WindowTooShort if the batch cannot end within ``window`` at the present speed.
+
+        Its lines are estimated from the beginning of the file. Tenants take turns, so that a batch waits for
+        as many lines of another tenant as its own tenant has, at most.
+        """
+        if (speed := self.lines_per_s()) is None:
             return
-        waiting = await self.files.store.waiting_lines()
-        needed_s = (waiting + file_bytes / LINE_BYTES) / speed
-        if needed_s > window:
-            hours = needed_s / 3_600
+        waiting, gateways = await self.files.store.waiting_lines()
+        start = next(await self.files.content(file), b"")
+        own = waiting.get(file.tenant, 0) + max(1.0, file.bytes * start.count(b"\n") / (len(start) or 1))
+        ahead = own + sum(min(own, count) for tenant, count in waiting.items() if tenant != file.tenant)
+        speed *= max(1, gateways)
+        if (needed_s := ahead / speed) > window:
+            minutes = int(needed_s / 60) + 1
+            needed = f"{minutes}m" if minutes <= 120 else f"{-(-minutes // 60)}h"
+            allowed = f"ask for a completion_window of {needed} or more"
+            if needed_s > MAX_WINDOW_S:
+                allowed = "ask for fewer lines, or later"
             raise WindowTooShort(
-                f"{waiting} lines wait and {speed:.1f} end a second: the batch would take {hours:.1f} hours; "
-                f"ask for a completion_window of {int(hours) + 1}h or more",
+                f"about {ahead:.0f} lines end before the batch does, which takes {needed} now; {allowed}",
                 param="completion_window",
             )
 

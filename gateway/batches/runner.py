@@ -1,6 +1,7 @@
 """Runs the lines of batches on idle capacity."""
 
 import asyncio
+import math
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -36,6 +37,8 @@ MAX_FAILURES: Final = 4
 MAX_REFUSED: Final = 64
 """Lines refused in a row that pause a batch of several models, since the reason may be the key's."""
 LONGEST_PAUSE_S: Final = 30.0
+RATE_S: Final = 600.0  # time over which the rate of lines is averaged
+RATE_LINES: Final = 10  # fewest lines from which a rate is known; and as many as run must have ended
 UNREAD_PAUSE_S: Final = 5.0  # pause of a batch whose input the storage does not give
 STORE_S: Final = 15.0
 """Longest time to retry storing a result, seconds; then the line is given back and runs again."""
@@ -130,14 +133,19 @@ class BatchRunner:
         self.outcomes = dict.fromkeys(("completed", "failed", "returned"), 0)
         self._refusals: defaultdict[str, _Refusals] = defaultdict(_Refusals)  # by batch
         self._exhausted: set[str] = set()
-        self._speed: float | None = None
-        self._ended_at: float | None = None
+        # Lines that ended lately, and in how many seconds; the clock and the ended lines at the last look.
+        self._rate = (0.0, 0.0)
+        self._looked = (self.clock(), 0)
         self._leases = LeaseEnds(LEASE_S, self.clock, self.files.now)
         self._log = structlog.get_logger("gateway.batches")
 
     def lines_per_s(self) -> float | None:
-        """Lines that have ended here per second lately; ``None``: not known yet."""
-        return self._speed
+        """Lines that end here per second of the time in which they take the whole idle capacity.
+
+        ``None``: not known, or no batch is in progress.
+        """
+        ended, seconds = self._rate
+        return ended / seconds if ended >= max(RATE_LINES, len(self.running)) else None
 
     async def run(self) -> None:
         """Run until cancelled; lines that run then are given back to other gateways."""
@@ -197,7 +205,18 @@ class BatchRunner:
         if self.running or self._busy:
             await self.files.store.extend_leases(self.files.now() + LEASE_S)
 
+    def _measure(self) -> None:
+        """Add the time since the last look to the rate, unless nothing ran or nothing more could start."""
+        looked_at, before = self._looked
+        self._looked = now, ended = self.clock(), self.outcomes["completed"] + self.outcomes["failed"]
+        if not any(one.status == "in_progress" for one in self.batches):
+            self._rate = (0.0, 0.0)  # the next lines may be different ones
+        elif self.running and self._in_turn():
+            kept = math.exp((looked_at - now) / RATE_S)
+            self._rate = self._rate[0] * kept + ended - before, self._rate[1] * kept + now - looked_at
+
     async def _look(self, tasks: asyncio.TaskGroup, runner: LineRunner) -> None:
+        self._measure()
         store, now = self.files.store, self.files.now()
         self.batches = await store.unfinished()
         self._exhausted.clear()
@@ -257,8 +276,7 @@ class BatchRunner:
         room = min(room, self.files.section.max_running - len(self.running))
         if room <= 0 or not runner.ready() or any(one.line.failures for one in self.running):
             return  # a line that has failed before runs alone, so that no other line is blamed
-        now = self.clock()
-        in_turn = [one for one in self._in_turn() if self._refusals[one.batch_id].not_before <= now]
+        in_turn = self._in_turn()
         for left, batch in zip(range(len(in_turn), 0, -1), in_turn, strict=True):
             if room <= 0:
                 return
@@ -286,12 +304,18 @@ class BatchRunner:
         return claimed or ([] if self.running else await claim(1, failed_before=True))
 
     def _in_turn(self) -> list[BatchRow]:
-        """The batches of tenants with the fewest lines running here first, so that tenants take turns."""
-        at_work = Counter(one.batch.tenant for one in self.running)
-        in_progress = [
-            one for one in self.batches if one.status == "in_progress" and one.batch_id not in self._exhausted
+        """The batches with lines to start: those of tenants with the fewest lines running here first, so that
+        tenants take turns.
+        """
+        at_work, now = Counter(one.batch.tenant for one in self.running), self.clock()
+        waiting = [
+            one
+            for one in self.batches
+            if one.status == "in_progress"
+            and one.batch_id not in self._exhausted
+            and self._refusals[one.batch_id].not_before <= now
         ]
-        return sorted(in_progress, key=lambda one: (at_work[one.tenant], one.created_at))
+        return sorted(waiting, key=lambda one: (at_work[one.tenant], one.created_at))
 
     async def _end_if_over(self, batch: BatchRow) -> None:
         counts = await self.files.store.counts(batch.batch_id)
@@ -364,11 +388,6 @@ class BatchRunner:
         output = output_line(line, outcome)
         if await self.files.store.finish(line, status, output, outcome.usage, outcome.response):
             self.outcomes["completed" if status == "done" else "failed"] += 1
-            now, before = self.clock(), self._ended_at
-            self._ended_at = now
-            if before is not None and now > before:
-                speed = 1.0 / (now - before)
-                self._speed = speed if self._speed is None else 0.98 * self._speed + 0.02 * speed
 
     async def _stored(self, line: BatchLine, write: Callable[[], Awaitable[object]]) -> None:
         """Store a line's result, with retries: a result that is not stored must be generated again."""

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -138,16 +138,20 @@ class BatchRig:
             finally:
                 running.cancel()
 
-    async def create_batch(self, batches: Batches, count: int, models: int = 1, **asked: Any) -> str:
+    async def create_batch(
+        self, batches: Batches, count: int, models: int = 1, note: str = "", **asked: Any
+    ) -> str:
         """Create a batch of ``count`` lines, for ``models`` in turn, and return its id."""
-        file = await self.upload(batches.files, count, models)
+        file = await self.upload(batches.files, count, models, note=note)
         self.names += 1
         body = BatchBody.model_validate(
             {"input_file_id": file.file_id, "endpoint": CHAT, "completion_window": "24h", **asked}
         )
         return str((await batches.create(ACME, f"batch_{self.names}", body))["id"])
 
-    async def upload(self, files: Files, count: int, models: int = 1, **body: Any) -> FileRow:
+    async def upload(
+        self, files: Files, count: int, models: int = 1, tenant: str = "acme", **body: Any
+    ) -> FileRow:
         content = b"".join(
             json.dumps(
                 {
@@ -162,7 +166,7 @@ class BatchRig:
         )
         self.names += 1
         name = f"file-{self.names:02}"
-        return await files.add("acme", name, "in.jsonl", "batch", io.BytesIO(content), len(content))
+        return await files.add(tenant, name, "in.jsonl", "batch", io.BytesIO(content), len(content))
 
     async def rows(self) -> Counter[str]:
         """Count the ledger's rows by generation."""
@@ -721,16 +725,77 @@ async def test_lines_that_did_not_run_in_the_window_expire(rig: BatchRig) -> Non
     assert ended["expired_at"] and ended["output_file_id"] is None
 
 
-async def test_a_window_that_cannot_be_kept_is_refused_with_the_time_it_takes(rig: BatchRig) -> None:
+@pytest.mark.parametrize(
+    ("speed", "told"),
+    [
+        (
+            0.006,
+            "about 50 lines end before the batch does, which takes 3h now; ask for .* of 3h or more",
+        ),
+        (0.000_01, "ask for fewer lines, or later"),
+    ],
+)
+async def test_a_window_that_cannot_be_kept_is_refused_with_the_time_it_takes(
+    rig: BatchRig, speed: float, told: str
+) -> None:
     files = rig.files()
     file = await rig.upload(files, 50)
-    slow = Batches(files, lambda: 0.0001)
+    slow = Batches(files, lambda: speed)
     asked = BatchBody(input_file_id=file.file_id, endpoint=CHAT, completion_window="2h")
-    with pytest.raises(WindowTooShort, match=r"completion_window of \d+h or more"):
+    with pytest.raises(WindowTooShort, match=told):
         await slow.create(ACME, "batch_s", asked)
     with pytest.raises(NotFound):
         await slow.show("acme", "batch_s")
     await files.store.close()
+
+
+async def test_a_window_is_judged_by_the_number_of_lines_not_by_their_length(rig: BatchRig) -> None:
+    files = rig.files()
+    await rig.create_batch(Batches(files, lambda: 0.01), 40, completion_window="2h", note="x" * 4_000)
+    await files.store.close()
+
+
+async def test_a_small_batch_waits_for_its_turns_not_for_all_lines_of_another_tenant(rig: BatchRig) -> None:
+    """Each gateway that runs lines counts, and of another tenant's lines as many as the batch has."""
+    lines = Lines(holds=True)
+    async with rig.gateway(lines, Engines(2, lines)) as batches:
+        await rig.create_batch(batches, 60)
+        await until_true(lambda: len(lines.at_work) == 2)
+        file = await rig.upload(batches.files, 5, tenant="tiny")
+        asked = BatchBody(input_file_id=file.file_id, endpoint=CHAT, completion_window="1h")
+        tiny = replace(ACME, tenant="tiny")
+        with pytest.raises(WindowTooShort, match=r"about 10 lines .* takes 84m"):
+            await Batches(batches.files, lambda: 0.002).create(tiny, "batch_t", asked)
+        async with rig.gateway(lines, Engines(4, lines), owner="b"):
+            await until_true(lambda: len(lines.at_work) == 4)
+            await Batches(batches.files, lambda: 0.002).create(tiny, "batch_t", asked)
+        lines.holds = False
+
+
+class TakesTime(Lines):
+    """Takes 50 ms for a line."""
+
+    async def run(self, batch: BatchRow, line: BatchLine, body: bytes) -> LineOutcome:
+        self.at_work.add(line.number)
+        await asyncio.sleep(0.05)
+        return await super().run(batch, line, body)
+
+
+async def test_the_rate_of_lines_is_their_number_over_the_time_in_which_they_take_all_capacity(
+    rig: BatchRig,
+) -> None:
+    """Two lines that ended at almost the same time counted as thousands a second."""
+    lines = TakesTime()
+    async with rig.gateway(lines, Engines(2, lines)) as batches:
+        for count in (1, 1):
+            await until(batches, await rig.create_batch(batches, count), "completed")
+        assert batches.lines_per_s() is None, "nothing runs"
+        batch_id = await rig.create_batch(batches, 60)
+        await until_true(lambda: len(lines.order) >= 50)
+        rate = batches.lines_per_s()
+        await until(batches, batch_id, "completed")
+        await until_true(lambda: batches.lines_per_s() is None)
+    assert rate is not None and 4 < rate < 50  # 40 at most, and less on a busy machine
 
 
 async def test_the_lines_of_a_batch_that_has_ended_are_no_longer_in_the_database_and_its_counts_are(
