@@ -12,7 +12,7 @@ from dataclasses import asdict, fields
 from functools import partial
 from typing import Any, Final
 
-from sqlalchemy import and_, delete, func, insert, or_, select, tuple_, update
+from sqlalchemy import and_, delete, func, insert, or_, select, true, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.batch_tables import (
@@ -145,13 +145,13 @@ class BatchStore(FurtherTables):
         free = update(batches).filter_by(batch_id=batch_id, status=was).where(is_free)
         return await self._change(free.values(owner=self._owner, lease_until=self._clock.stored(until)))
 
-    async def extend_leases(self, until: float) -> None:
-        """Extend the leases of all batches and lines that this process has claimed."""
+    async def extend_leases(self, until: float, at_work: Collection[str]) -> None:
+        """Extend the leases of all lines that this process has claimed, and of its batches ``at_work``."""
 
         async def extend(connection: AsyncConnection) -> None:
-            for table in (batches, lines):
-                held = update(table).filter_by(owner=self._owner)
-                await connection.execute(held.values(lease_until=self._clock.stored(until)))
+            for table, held in ((batches, batches.c.batch_id.in_(at_work)), (lines, true())):
+                own = update(table).filter_by(owner=self._owner).where(held)
+                await connection.execute(own.values(lease_until=self._clock.stored(until)))
 
         await self._written(extend)
 

@@ -14,7 +14,8 @@ from gateway.contracts.refusals import not_allowed, path_of
 from gateway.contracts.values import Caller
 from gateway.errors import NotFound, QuotaExceeded, WindowTooShort
 
-CANCELLABLE: Final = ("validating", "in_progress")
+RUNNABLE: Final = ("validating", "in_progress")
+"""The statuses of a batch that can be cancelled, or expire."""
 MAX_UNFINISHED: Final = 1_000  # most batches of one tenant that have not ended: each is looked at each second
 
 
@@ -76,7 +77,7 @@ class Batches:
     async def cancel(self, tenant: str, batch_id: str) -> dict[str, Any]:
         """Cancel a batch: no further line starts. A batch that has ended stays as it is."""
         changed = False
-        while not changed and (row := await self._get(tenant, batch_id, "batch_id")).status in CANCELLABLE:
+        while not changed and (row := await self._get(tenant, batch_id, "batch_id")).status in RUNNABLE:
             body = with_changes(row.body, cancelling_at=int(self.files.now()))
             # Only if it is as it was read: the end of its validation adds to the body.
             changed = await self.files.store.change(

@@ -16,6 +16,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, w
 from accounting.batch_tables import BatchLine, BatchRow
 from accounting.errors import LedgerUnavailable
 from accounting.leases import LeaseEnds
+from gateway.batches.batches import RUNNABLE
 from gateway.batches.capacity import IdleCapacity
 from gateway.batches.files import Files
 from gateway.batches.outcome import LineOutcome, at_fault, output_line
@@ -203,7 +204,7 @@ class BatchRunner:
 
     async def _keep_claims(self) -> None:
         if self.running or self._busy:
-            await self.files.store.extend_leases(self.files.now() + LEASE_S)
+            await self.files.store.extend_leases(self.files.now() + LEASE_S, self._busy)
 
     def _measure(self) -> None:
         """Add the time since the last look to the rate, unless nothing ran or nothing more could start."""
@@ -230,11 +231,11 @@ class BatchRunner:
         for batch in self.batches:
             if batch.batch_id in self._busy:
                 continue
-            if batch.status == "validating":
+            if batch.status in RUNNABLE and batch.expires_at <= now:
+                await store.change(batch.batch_id, (batch.status,), status="finalizing", ending="expired")
+            elif batch.status == "validating":
                 work = partial(validate, self.files, body_fault=partial(runner.fault, batch))
                 await self._begin(tasks, batch, work)
-            elif batch.status == "in_progress" and batch.expires_at <= now:
-                await store.change(batch.batch_id, ("in_progress",), status="finalizing", ending="expired")
             elif batch.status != "in_progress" and await store.end_lines(
                 batch.batch_id, self._leases.over_before()
             ):

@@ -78,15 +78,17 @@ async def finish(files: Files, batch: BatchRow) -> None:
         body = with_changes(body, finalizing_at=int(files.now()))
     output = await _results(files, batch, "output", ("done",), ending)
     errors = await _results(files, batch, "error", ("failed", "unrun"), ending)
+    counts = await store.counts(batch.batch_id)
     ended = with_changes(
         body,
         output_file_id=output,
         error_file_id=errors,
-        counts=await store.counts(batch.batch_id),
+        counts=counts,
         **{f"{ending}_at": int(files.now())},
     )
+    total = sum(counts.by_status.values())  # not stored yet if the batch ended while it was validated
     if await store.change(
-        batch.batch_id, (batch.status,), status=ending, body=ended, owner=None, lease_until=None
+        batch.batch_id, (batch.status,), status=ending, body=ended, total=total, owner=None, lease_until=None
     ):
         await store.forget_lines(batch.batch_id)
         _log.info("batch ended", batch=batch.batch_id, status=ending)

@@ -569,7 +569,7 @@ async def test_a_gateway_whose_clock_is_wrong_takes_no_live_lease_and_takes_thos
         assert [one.takeovers for one in taken] == [1]
         assert await other_answers.claim(made, wrong() + later, wrong() + 15)
         # ... and keeps them from one whose clock is right
-        await other_lines.extend_leases(wrong() + 20)
+        await other_lines.extend_leases(wrong() + 20, [])
         assert await lines.claim_lines(batch.batch_id, right(), right() + 20, 9) == []
         assert not await answers.claim(made, right(), right() + 15)
         assert await other_answers.keep_alive(made, wrong() + 15)

@@ -75,7 +75,7 @@ async def test_each_write_of_a_batch_waits_for_another_connections_lock_longer_t
         store.set_lines("batch_2", [replace(line, batch_id="batch_2")]),
         store.finish(ending, "done", b"{}", None),
         store.give_back(given_back),
-        store.extend_leases(30.0),
+        store.extend_leases(30.0, ["batch_1"]),
     )
     with sqlite3.connect(path, isolation_level=None) as other:
         other.execute("BEGIN IMMEDIATE")

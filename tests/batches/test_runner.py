@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -112,6 +113,7 @@ class BatchRig:
     """Makes gateways on one database and one folder; ``now`` is their Unix time."""
 
     store_type = BatchStore
+    storage_type = LocalFiles
 
     def __init__(self, folder: Path, **section: Any) -> None:
         self.url = f"sqlite+aiosqlite:///{folder}/state.db"
@@ -121,7 +123,7 @@ class BatchRig:
         self.names = 0
 
     def files(self, owner: str = "a") -> Files:
-        storage = LocalFiles(Path(self.section.folder))
+        storage = self.storage_type(Path(self.section.folder))
         return Files(self.store_type(self.url, owner), storage, self.section, lambda: self.now)
 
     @asynccontextmanager
@@ -686,6 +688,25 @@ async def test_a_batch_whose_validation_ends_while_it_is_cancelled_keeps_its_mod
     await batches.files.store.close()
 
 
+async def test_a_batch_that_is_cancelled_while_it_is_validated_counts_its_lines(rig: BatchRig) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    class ChecksSlowly(Lines):
+        def fault(self, batch: BatchRow, body: bytes) -> LineFault | None:
+            begun.set()
+            may_end.wait(60)
+            return None
+
+    async with rig.gateway(ChecksSlowly()) as batches:
+        batch_id = await rig.create_batch(batches, 2)
+        await until_true(begun.is_set)
+        await batches.cancel("acme", batch_id)
+        may_end.set()
+        ended = await until(batches, batch_id, "cancelled")
+        assert results(batches, ended["error_file_id"]).keys() == {"r1", "r2"}
+    assert ended["request_counts"] == {"total": 2, "completed": 0, "failed": 0}
+
+
 async def test_a_line_that_ends_while_another_one_is_given_back_is_given_back_too(rig: BatchRig) -> None:
     begun = asyncio.Event()
 
@@ -723,6 +744,56 @@ async def test_lines_that_did_not_run_in_the_window_expire(rig: BatchRig) -> Non
     assert {one["error"]["code"] for one in errors.values()} == {"batch_expired"}
     assert ended["request_counts"] == {"total": 2, "completed": 0, "failed": 0}
     assert ended["expired_at"] and ended["output_file_id"] is None
+
+
+class OutOfOrder(LocalFiles):
+    """Gives no content while ``fails`` is set."""
+
+    fails = True
+
+    def chunks(self, file_id: str, start: int = 0, size: int | None = None) -> Iterator[bytes]:
+        if self.fails:
+            raise OSError("the storage does not answer")
+        return super().chunks(file_id, start, size)
+
+
+async def test_a_batch_that_was_not_validated_in_its_window_expires(rig: BatchRig) -> None:
+    rig.storage_type = OutOfOrder
+    async with rig.gateway(Lines()) as batches:
+        batch_id = await rig.create_batch(batches, 2, completion_window="30m")
+        rig.now += 1_801
+        ended = await until(batches, batch_id, "expired")
+    assert (ended["output_file_id"], ended["error_file_id"], ended["request_counts"]["total"]) == (
+        None,
+        None,
+        0,
+    )
+
+
+async def test_a_batch_whose_validation_failed_for_now_is_validated_again_while_lines_run(
+    rig: BatchRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its gateway renewed the claim with those of its lines, and never took it again."""
+    monkeypatch.setattr("gateway.batches.runner.KEEP_S", 0.02)
+    rig.storage_type, lines = OutOfOrder, Lines(holds=True)
+    async with rig.gateway(lines, Engines(2, lines)) as batches:
+        storage = batches.files.storage
+        assert isinstance(storage, OutOfOrder)
+        storage.fails = False
+        await rig.create_batch(batches, 2)
+        await until_true(lambda: len(lines.at_work) == 2)
+        storage.fails = True
+        with structlog.testing.capture_logs() as logs:
+            batch_id = await rig.create_batch(batches, 2)
+            await until_true(lambda: any(one["event"] == "batch waits" for one in logs))
+        storage.fails = False
+        for _ in range(3):
+            assert (await batches.show("acme", batch_id))["status"] == "validating"
+            rig.now += LEASE_S / 2 - 1
+            await asyncio.sleep(0.1)
+        await until(batches, batch_id, "in_progress")
+        lines.holds = False
+    assert max(lines.tries.values()) == 1, "the claims of the lines are kept"
 
 
 @pytest.mark.parametrize(
