@@ -53,9 +53,12 @@ class AdminClient:
     def text(self, *path: str) -> str:
         return self._call("GET", path).decode("utf-8", errors="replace")
 
-    def post(self, *path: str, body: bytes | Mapping[str, Any]) -> Any:
+    def post(
+        self, *path: str, body: bytes | Mapping[str, Any], headers: Mapping[str, str] = MappingProxyType({})
+    ) -> Any:
         """The JSON answer to ``body``, which is JSON or becomes it."""
-        return self._json("POST", path, body if isinstance(body, bytes) else json.dumps(body).encode())
+        sent = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self._json("POST", path, sent, headers=headers)
 
     def put(self, *path: str, body: Mapping[str, Any]) -> Any:
         return self._json("PUT", path, json.dumps(body).encode())
@@ -67,7 +70,13 @@ class AdminClient:
         """Delete what is at a path; ``status`` is the gateway's, since another server answers 200."""
         self._call("DELETE", path, status=status)
 
-    def upload(self, *path: str, file: Path, fields: Mapping[str, str]) -> Any:
+    def upload(
+        self,
+        *path: str,
+        file: Path,
+        fields: Mapping[str, str],
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> Any:
         """Post a form with a file, which is read while it is sent; returns the JSON answer."""
         boundary = f"sluice{os.urandom(12).hex()}"
         head = "".join(
@@ -83,11 +92,11 @@ class AdminClient:
                     (head.encode(),), iter(partial(source.read, PIECE_BYTES), b""), (tail.encode(),)
                 )
                 size = len(head) + os.fstat(source.fileno()).st_size + len(tail)
-                headers = {
+                form = {
                     "content-type": f"multipart/form-data; boundary={boundary}",
                     "content-length": str(size),
                 }
-                return self._json("POST", path, pieces, headers=headers)
+                return self._json("POST", path, pieces, headers={**headers, **form})
         except OSError as error:
             raise AdminError(f"{file}: {error.strerror}") from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -417,6 +418,32 @@ def test_the_file_of_a_refused_batch_is_not_left_behind(tmp_path: Path) -> None:
         done = CliRunner().invoke(app, ["batch", "submit", str(tmp_path / "lines.jsonl"), "--url", url])
     assert done.exit_code == 1 and "window_too_short" in done.stderr
     assert RefusesBatches.deleted == ["/v1/files/file-1"]
+
+
+def test_a_repeat_of_a_submission_whose_answer_was_lost_sends_the_same_keys(tmp_path: Path) -> None:
+    sent: list[tuple[str, str]] = []
+
+    class LosesAnswers(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            sent.append((self.path, self.headers["idempotency-key"]))
+            if self.path == "/v1/files" or len(sent) > 2:
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(b'{"id": "made"}')
+
+    (tmp_path / "lines.jsonl").write_text('{"url": "/v1/completions"}\n')
+    with serving(LosesAnswers) as url:
+        words = ["batch", "submit", str(tmp_path / "lines.jsonl"), "--url", url]
+        lost = CliRunner().invoke(app, words)
+        told = re.search(r"--idempotency-key (\w+) a repeat", lost.stderr)
+        assert lost.exit_code == 1 and told is not None
+        assert CliRunner().invoke(app, [*words, "--idempotency-key", told[1]]).stdout == "made\n"
+        assert CliRunner().invoke(app, words).exit_code == 0
+    assert [path for path, _ in sent] == 3 * ["/v1/files", "/v1/batches"]
+    assert sent[:2] == sent[2:4] and not set(sent[4:]) & set(sent[:4]), "a new command is a new batch"
+    wrong = CliRunner().invoke(app, [*words, "--idempotency-key", "\n"])
+    assert wrong.exit_code == 2 and "--idempotency-key" in wrong.stderr
 
 
 class FailedBatches(BaseHTTPRequestHandler):

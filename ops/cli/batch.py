@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
@@ -20,6 +21,7 @@ LOOK_S = 1.0
 AWAY_S = 600.0  # longest time that a wait for a batch continues without a gateway: a restart loads the model
 UPLOAD_TIMEOUT_S = 600.0
 MAX_LINE_BYTES = 8 << 20  # as the gateway's bound for a line
+MAX_KEY = 200  # as the gateway's bound for an Idempotency-Key, with room for what it is for
 LINES = "JSON lines, each a request with custom_id, method, url and body"
 
 batch = command_group("batch", "Batches: run files of requests on idle capacity.")
@@ -43,24 +45,39 @@ def submit(
     window: Annotated[
         str, typer.Option(help="Time in which it must be completed: minutes, hours or days, as in 24h.")
     ] = "24h",
+    idempotency_key: Annotated[
+        str | None,
+        typer.Option(
+            help="The same command with the same key starts one batch within 24 h; default: a new key."
+        ),
+    ] = None,
     wait: Wait = False,
 ) -> None:
     """Upload a file and start a batch; prints the batch's id on standard output.
 
     Example: sluice batch submit requests.jsonl --wait
     """
+    key = idempotency_key or uuid.uuid4().hex
+    if not (key.isascii() and key.isprintable() and len(key) <= MAX_KEY):
+        allowed = f"allowed: 1 to {MAX_KEY} printable ASCII characters"
+        raise typer.BadParameter(allowed, param_hint="--idempotency-key")
     try:
         with file.open("rb") as source:
             endpoint = _endpoint(file, source, endpoint)
     except OSError as error:
         raise AdminError(f"{file}: {error.strerror}") from None
     client = gateway.client(UPLOAD_TIMEOUT_S)
-    stored = client.upload(*FILES, file=file, fields={"purpose": "batch"})
+    sent = {"idempotency-key": f"file:{key}"}
+    stored = client.upload(*FILES, file=file, fields={"purpose": "batch"}, headers=sent)
     try:
-        made = gateway.post(*AT, input_file_id=stored["id"], endpoint=endpoint, completion_window=window)
+        asked = {"input_file_id": stored["id"], "endpoint": endpoint, "completion_window": window}
+        made = gateway.client().post(*AT, body=asked, headers={"idempotency-key": f"batch:{key}"})
+    except GatewayAway as error:  # the batch may have been created, and only its answer was lost
+        raise AdminError(f"{error}. With --idempotency-key {key} a repeat starts no second batch") from None
     except AdminError:
-        with suppress(AdminError):  # 409 if the batch was created and only its answer was lost
-            client.delete(*FILES, stored["id"], status=200)
+        if idempotency_key is None:  # else a repeat uses the file
+            with suppress(AdminError):
+                client.delete(*FILES, stored["id"], status=200)
         raise
     if wait:
         _follow(gateway, made)
