@@ -824,6 +824,7 @@ async def doctors_checks(folder: Path, **sections: Any) -> dict[str, Any]:
         "backends": {"pool": {"kind": "openai", "base_urls": ["http://127.0.0.1:9/v1"], "model": "m"}},
         "state": {"url": "memory://"},
         "ledger": {"url": f"sqlite+aiosqlite:///{folder / 'l.db'}"},
+        "batches": {"folder": str(folder / "files")},
         **sections,
     }
     (folder / "sluice.yaml").write_text(yaml.safe_dump(config))

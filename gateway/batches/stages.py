@@ -35,8 +35,10 @@ async def validate(files: Files, batch: BatchRow, body_fault: BodyFault) -> None
             body_fault,
             max_lines=section.max_lines,
         )
-    except FileNotFoundError:
-        fault = LineFault("file_not_found", "the input file is gone", None, "input_file_id")
+    except FileNotFoundError as error:
+        _log.error("file not read", batch=batch.batch_id, file=batch.input_file_id, reason=str(error))
+        text = "the input file's content is not in the storage (batches.folder) of the gateway that read it"
+        fault = LineFault("file_not_found", text, None, "input_file_id")
         await _fail(files, batch, [fault])
         return
     except (OSError, LedgerUnavailable):

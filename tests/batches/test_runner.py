@@ -264,6 +264,24 @@ async def test_a_file_that_cannot_be_checked_ends_its_own_batch_alone(rig: Batch
     assert [one["errors"]["data"][0]["code"] for one in ends] == ["internal", "invalid_body"]
 
 
+async def test_a_batch_whose_input_is_not_in_the_gateways_storage_says_so_and_so_does_the_log(
+    rig: BatchRig,
+) -> None:
+    """As when another gateway on the database has another folder."""
+    with structlog.testing.capture_logs() as logs:
+        async with rig.gateway(Lines()) as batches:
+            file = await rig.upload(batches.files, 2)
+            batches.files.storage.delete(file.file_id)
+            asked = BatchBody(input_file_id=file.file_id, endpoint=CHAT, completion_window="24h")
+            await batches.create(ACME, "batch_f", asked)
+            failed = await until(batches, "batch_f", "failed")
+    [fault] = failed["errors"]["data"]
+    assert (fault["code"], fault["param"]) == ("file_not_found", "input_file_id")
+    assert "batches.folder" in fault["message"]
+    [told] = [one for one in logs if one["event"] == "file not read"]
+    assert told["file"] == file.file_id and str(rig.folder) in told["reason"]
+
+
 async def test_lines_of_a_file_that_was_damaged_after_its_check_fail_and_end_nothing_else(
     rig: BatchRig,
 ) -> None:
