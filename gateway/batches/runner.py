@@ -21,7 +21,7 @@ from gateway.batches.capacity import IdleCapacity
 from gateway.batches.files import Files
 from gateway.batches.outcome import LineOutcome, at_fault, output_line
 from gateway.batches.reading import LineFault, body_of
-from gateway.batches.stages import finish, validate
+from gateway.batches.stages import NO_CONTENT, finish, validate
 
 POLL_S: Final = 1.0
 """Seconds between two reads of the batches; a cancellation by another gateway takes so long to be seen."""
@@ -349,7 +349,8 @@ class BatchRunner:
             raise
         except (FileNotFoundError, ValueError, RecursionError) as error:  # the file is gone, or was damaged
             self._log.error("line not read", batch=batch.batch_id, line=line.number, reason=str(error))
-            outcome = at_fault("the line cannot be read from the input file")
+            gone = isinstance(error, FileNotFoundError)
+            outcome = at_fault(NO_CONTENT if gone else "the line cannot be read from the input file")
         except (OSError, LedgerUnavailable) as error:  # an outage, or a key that another gateway has
             self._log.warning("line waits", batch=batch.batch_id, line=line.number, reason=str(error))
             outcome = LineOutcome(503, b"", reason="its input cannot be read now", retry_s=UNREAD_PAUSE_S)

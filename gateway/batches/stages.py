@@ -16,6 +16,9 @@ from gateway.batches.files import Files
 from gateway.batches.outcome import unrun_line
 from gateway.batches.reading import BodyFault, LineFault, checked
 
+NO_CONTENT: Final = (
+    "the input file's content is not in the storage (batches.folder) of the gateway that asked for it"
+)
 PAGE: Final = 500  # lines whose results are held in memory at once
 
 
@@ -37,8 +40,7 @@ async def validate(files: Files, batch: BatchRow, body_fault: BodyFault) -> None
         )
     except FileNotFoundError as error:
         _log.error("file not read", batch=batch.batch_id, file=batch.input_file_id, reason=str(error))
-        text = "the input file's content is not in the storage (batches.folder) of the gateway that read it"
-        fault = LineFault("file_not_found", text, None, "input_file_id")
+        fault = LineFault("file_not_found", NO_CONTENT, None, "input_file_id")
         await _fail(files, batch, [fault])
         return
     except (OSError, LedgerUnavailable):

@@ -282,6 +282,18 @@ async def test_a_batch_whose_input_is_not_in_the_gateways_storage_says_so_and_so
     assert told["file"] == file.file_id and str(rig.folder) in told["reason"]
 
 
+async def test_lines_whose_input_is_no_longer_in_the_gateways_storage_say_so(rig: BatchRig) -> None:
+    engines = Engines(0)
+    async with rig.gateway(Lines(), engines) as batches:
+        batch_id = await rig.create_batch(batches, 1)
+        shown = await until(batches, batch_id, "in_progress")
+        batches.files.storage.delete(shown["input_file_id"])
+        engines.places = 1
+        ended = await until(batches, batch_id, "completed")
+        [failed] = results(batches, ended["error_file_id"]).values()
+    assert "batches.folder" in failed["response"]["body"]["error"]["message"]
+
+
 async def test_lines_of_a_file_that_was_damaged_after_its_check_fail_and_end_nothing_else(
     rig: BatchRig,
 ) -> None:
