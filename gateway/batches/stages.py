@@ -81,7 +81,8 @@ async def finish(files: Files, batch: BatchRow) -> None:
     if batch.status == "finalizing":
         body = with_changes(body, finalizing_at=int(files.now()))
     output = await _results(files, batch, "output", ("done",), ending)
-    errors = await _results(files, batch, "error", ("failed", "unrun"), ending)
+    # Lines are still pending if another gateway stored them, as it validated the batch, just before this.
+    errors = await _results(files, batch, "error", ("failed", "unrun", "pending"), ending)
     counts = await store.counts(batch.batch_id)
     ended = with_changes(
         body,

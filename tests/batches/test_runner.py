@@ -737,6 +737,25 @@ async def test_a_batch_that_is_cancelled_while_it_is_validated_counts_its_lines(
     assert ended["request_counts"] == {"total": 2, "completed": 0, "failed": 0}
 
 
+async def test_lines_that_are_stored_just_before_a_cancelled_batch_is_finished_are_in_its_error_file(
+    rig: BatchRig,
+) -> None:
+    class ValidatedElsewhere(BatchStore):
+        async def claim(self, batch_id: str, was: str, now: float, until: float) -> bool:
+            if was != "cancelling":
+                return False  # another gateway validates it
+            await self.set_lines(batch_id, [BatchLine(batch_id, 0, 1, "r1", 0, 9)])
+            return await super().claim(batch_id, was, now, until)
+
+    rig.store_type = ValidatedElsewhere
+    async with rig.gateway(Lines()) as batches:
+        batch_id = await rig.create_batch(batches, 1)
+        await batches.cancel("acme", batch_id)
+        ended = await until(batches, batch_id, "cancelled")
+        assert results(batches, ended["error_file_id"]).keys() == {"r1"}
+    assert ended["request_counts"]["total"] == 1
+
+
 async def test_a_line_that_ends_while_another_one_is_given_back_is_given_back_too(rig: BatchRig) -> None:
     begun = asyncio.Event()
 
