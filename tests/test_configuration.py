@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -256,20 +255,6 @@ def test_an_address_in_the_place_of_a_folder_is_refused_without_its_password(
     with pytest.raises(ConfigError, match=rf"{key}:? .*allowed: a folder") as caught:
         load_settings(write(tmp_path, text), {})
     assert "hunter2" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("batches", "refused"),
-    [("{}", True), ("{folder: files}", True), ("{folder: /srv/files}", False), ("{enabled: false}", False)],
-)
-def test_a_folder_of_files_that_depends_on_where_a_gateway_runs_is_refused_with_postgresql(
-    tmp_path: Path, batches: str, refused: bool
-) -> None:
-    text = f"ledger: {{url: 'postgresql+asyncpg://me:hunter2@db/sluice'}}\nbatches: {batches}"
-    told = pytest.raises(ConfigError, match=r"batches\.folder is .*files, .* s3://")
-    with told if refused else nullcontext() as caught:
-        load_settings(write(tmp_path, text), {})
-    assert "hunter2" not in str(caught)
 
 
 def test_an_address_without_a_scheme_is_refused_with_the_form_of_one(tmp_path: Path) -> None:

@@ -288,19 +288,6 @@ class Settings(Section):
                 )
         return self
 
-    @model_validator(mode="after")
-    def _files_are_found_by_all_gateways(self) -> Self:
-        """Refuse a relative folder of files if gateways on other machines may use the ledger's database."""
-        folder = self.batches.folder
-        found = folder.startswith("s3://") or Path(folder).is_absolute()
-        if self.batches.enabled and self.ledger.url.startswith("postgresql") and not found:
-            raise ValueError(
-                f"batches.folder is {folder}, where other gateways on the PostgreSQL of ledger.url would not "
-                "find the files; allowed: the absolute path of a folder that all of them share, "
-                "s3://bucket/prefix, or batches.enabled: false"
-            )
-        return self
-
 
 def load_settings(
     path: Path | None, environ: Mapping[str, str] = os.environ, *, base: Mapping[str, Any] | None = None

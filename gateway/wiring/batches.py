@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+import structlog
 
 from accounting.account import Accounts, HeldRows
 from accounting.batches import BatchStore
@@ -55,6 +56,12 @@ def make_storage(base: Foundation) -> FileStorage:
     """Build the storage of files' contents. Raises ConfigError for a library, an address or a key."""
     folder, cipher = base.settings.batches.folder, make_cipher(base.settings, "files")
     if not folder.startswith("s3://"):
+        if base.settings.ledger.url.startswith("postgresql") and not Path(folder).is_absolute():
+            structlog.get_logger("gateway").warning(
+                "other gateways on this database may not find the files of batches",
+                folder=str(Path(folder).absolute()),
+                hint="set batches.folder to a folder that all of them share, or to s3://bucket/prefix",
+            )
         return LocalFiles(Path(folder), cipher)
     from gateway.batches.s3_files import S3Files
     from gateway.weights.s3_client import make_client

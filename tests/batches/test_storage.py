@@ -7,9 +7,11 @@ import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import structlog.testing
 from hypothesis import given
 from hypothesis import strategies as st
 from moto.server import ThreadedMotoServer
@@ -22,6 +24,7 @@ from gateway.config.settings import load_settings
 from gateway.keys.sealing import AesCipher
 from gateway.weights.location import S3Prefix
 from gateway.weights.s3_client import make_client
+from gateway.wiring.batches import make_storage
 from ops.cli.doctor import files_of_batches
 
 OLD, NEW = b"o" * 32, b"n" * 32
@@ -190,3 +193,21 @@ def test_doctor_says_whether_files_can_be_stored(tmp_path: Path, folder: str, fo
     place = folder if "://" in folder else str(tmp_path / folder)
     settings = load_settings(None, {"SLUICE_BATCHES__FOLDER": place})
     assert [check.ok for check in files_of_batches(settings)] == found
+
+
+@pytest.mark.parametrize(
+    ("folder", "ledger", "warned"),
+    [
+        ("files", "postgresql+asyncpg://me:hunter2@db/sluice", True),
+        ("/srv/files", "postgresql+asyncpg://me:hunter2@db/sluice", False),
+        ("files", "sqlite+aiosqlite:///state/sluice.db", False),
+    ],
+)
+def test_a_folder_that_other_gateways_on_a_postgresql_may_not_share_is_logged(
+    folder: str, ledger: str, warned: bool
+) -> None:
+    settings = load_settings(None, {"SLUICE_BATCHES__FOLDER": folder, "SLUICE_LEDGER__URL": ledger})
+    with structlog.testing.capture_logs() as logs:
+        make_storage(SimpleNamespace(settings=settings))
+    assert [one["log_level"] for one in logs] == ["warning"] * warned
+    assert "hunter2" not in str(logs)

@@ -190,8 +190,7 @@ def test_everything_is_in_one_folder() -> None:
     ],
 )
 def test_the_ledgers_url_is_shown_without_its_password(url: str, shown: str) -> None:
-    environ = {"SLUICE_LEDGER__URL": url, "SLUICE_BATCHES__ENABLED": "false"}
-    assert load_settings(None, environ).ledger.shown == shown
+    assert load_settings(None, {"SLUICE_LEDGER__URL": url}).ledger.shown == shown
 
 
 async def test_a_store_that_is_read_and_takes_no_writes_is_down_in_the_metrics(tmp_path: Path) -> None:
