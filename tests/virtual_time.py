@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """A loop that jumps to its next timer when nothing is ready. Only for code that sleeps: no sockets, no threads."""
+    """A loop that jumps to its next timer when nothing is ready. Only for code that sleeps: no sockets.
+
+    What is meant for a thread runs at once, so that it takes no time.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -18,6 +23,14 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._now
+
+    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
+        future: asyncio.Future[T] = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
     def _run_once(self) -> None:
         if not self._ready:  # type: ignore[attr-defined]
@@ -30,3 +43,18 @@ def in_virtual_time(scenario: Coroutine[Any, Any, T]) -> T:
     """Run the scenario to its end in virtual time and return its result."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(scenario)
+
+
+def virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Make a test of an async one: it runs in virtual time."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        in_virtual_time(test(*args, **kwargs))
+
+    return run
+
+
+def loop_time() -> float:
+    """A clock for what a test builds: the running loop's time, virtual or real."""
+    return asyncio.get_running_loop().time()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -14,6 +13,7 @@ from budgeting.values import Message, Role
 from gateway.contracts.values import Contract, GenerateRequest
 from tests.journey import rig
 from tests.journey.rig import CALLER, JourneyRig
+from tests.virtual_time import loop_time
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +34,7 @@ def ask() -> Callable[..., GenerateRequest]:
             generation_id="gen_1",
             contract=Contract.NATIVE,
             caller=CALLER,
-            arrived_at=time.monotonic(),
+            arrived_at=loop_time(),
             created=1_700_000_000,
             messages=(Message(Role.USER, text),),
         )

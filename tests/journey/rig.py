@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -61,6 +60,7 @@ from resilience.time_limits import TimeLimit, TimeLimits
 from resilience.turns import Turns
 from tests.adapters.crafted import registry_of
 from tests.scripted import Script, ScriptedBackend
+from tests.virtual_time import loop_time
 
 ROOT = Path(__file__).parents[2]
 # No model in these tests is longer than this.
@@ -239,7 +239,7 @@ def build_rig(
     backends: Sequence[Backend] | None = None,
     route: Mapping[str, object] | None = None,
     limits: AdmissionLimits = LIMITS,
-    clock: Callable[[], float] = time.monotonic,
+    clock: Callable[[], float] = loop_time,
     adapters: Sequence[Adapter] = (),
     max_model_len: int = 4096,
     models: Models | None = None,

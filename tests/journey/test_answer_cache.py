@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 
 import pytest
@@ -20,6 +19,7 @@ from resilience.response_cache_values import StoredAnswer
 from tests.journey.rig import JourneyRig, RestartingBackend
 from tests.resilience.words_embedder import WordsEmbedder
 from tests.scripted import Script, ScriptedBackend
+from tests.virtual_time import loop_time, virtual_time
 
 Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]
@@ -58,16 +58,17 @@ class RemoteStore(MemoryStore):
         return await super().get(key)
 
 
+@virtual_time
 async def test_a_wait_that_passes_the_deadline_leaves_time_for_the_stored_answer(
     build_rig: Build, ask: Ask
 ) -> None:
     local = RestartingBackend("local")
     local.restart_s, local.waited_for = 30.0, asyncio.Event()
     rig = build_rig(backends=[local], route=CACHED)
-    rig.cache.store = RemoteStore(capacity=10, max_bytes=1 << 20, ttl_s=60.0, clock=time.monotonic)
+    rig.cache.store = RemoteStore(capacity=10, max_bytes=1 << 20, ttl_s=60.0, clock=loop_time)
     await rig.run(ask("Who created Berserk?"))
     local.state, local.ready_in_s = BackendState.STARTING, 0.01
-    late = ask("Who created Berserk?", generation_id="gen_2", deadline=time.monotonic() + 1.0)
+    late = ask("Who created Berserk?", generation_id="gen_2", deadline=loop_time() + 1.0)
     answer = (await rig.run(late)).answer
     assert local.waited_for.is_set()
     assert answer is not None and answer.fallback is not None

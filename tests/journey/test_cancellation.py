@@ -20,6 +20,7 @@ from resilience.failures import BackendFailure, FailureKind
 from resilience.time_limits import TimeLimit, TimeLimits
 from tests.journey.rig import JourneyRig, RecordingSink
 from tests.scripted import Script, ScriptedBackend
+from tests.virtual_time import virtual_time
 
 Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]
@@ -113,6 +114,7 @@ async def test_nothing_is_left_when_the_caller_leaves_while_a_large_prompt_is_pl
     assert rig.outbox.rows == []
 
 
+@virtual_time
 async def test_a_request_over_its_time_limit_ends_alike_for_the_caller_the_record_and_the_ledger(
     build_rig: Build, ask: Ask
 ) -> None:
@@ -127,6 +129,7 @@ async def test_a_request_over_its_time_limit_ends_alike_for_the_caller_the_recor
     assert rig.in_use() == []
 
 
+@virtual_time
 async def test_the_record_of_a_caller_who_left_has_the_tokens_of_its_usage_row(
     build_rig: Build, ask: Ask
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
 from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +25,7 @@ from gateway.requests.body_memory import BodyMemory
 from tests.images.samples import data_url, png, sample
 from tests.journey.rig import JourneyRig, RecordingSink
 from tests.scripted import Script, ScriptedBackend
+from tests.virtual_time import loop_time, virtual_time
 
 Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]
@@ -149,6 +149,7 @@ async def test_a_fetched_image_counts_as_the_requests_memory_until_its_end(
     assert memory.held_bytes == 0
 
 
+@virtual_time
 async def test_a_deadline_that_passes_while_an_image_is_fetched_ends_the_fetch_and_frees_its_memory(
     build_rig: Build, ask: Ask
 ) -> None:
@@ -167,13 +168,10 @@ async def test_a_deadline_that_passes_while_an_image_is_fetched_ends_the_fetch_a
             return b""
 
     rig, memory, fetcher = build_rig(Script(("one",))), BodyMemory(1 << 20), Fetcher()
-    now = time.monotonic()
-    # Its clock stands still: however slow the machine is, the deadline does not pass before the fetch begins.
-    reader = ImageReader(ImagesSection(), memory.holding, fetcher, clock=lambda: now)
+    reader = ImageReader(ImagesSection(), memory.holding, fetcher, clock=loop_time)
     rig = replace(rig, journey=replace(rig.journey, images=reader))
-    request = ask(deadline=now + 0.05, **shown("https://example.org/a.png"))
-    async with asyncio.timeout(60):
-        await rig.journey.run(request, sink := RecordingSink())
+    request = ask(deadline=loop_time() + 0.05, **shown("https://example.org/a.png"))
+    await rig.journey.run(request, sink := RecordingSink())
     assert sink.error is not None
     assert (sink.error.status, sink.error.code) == (504, "deadline_exceeded")
     assert sink.error.message == "the deadline passed before its images had been read"

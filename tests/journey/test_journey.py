@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import time
 from collections.abc import Callable
 
 import pytest
@@ -29,6 +28,7 @@ from resilience.failures import BackendFailure, FailureKind
 from resilience.turns import Turns, Urgent
 from tests.journey.rig import JourneyRig, RecordingSink
 from tests.scripted import Script, ScriptedBackend
+from tests.virtual_time import loop_time, virtual_time
 
 Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]
@@ -158,6 +158,7 @@ async def test_a_backend_named_as_model_is_the_only_candidate(build_rig: Build, 
     assert answer is not None and answer.backend_name == "other"
 
 
+@virtual_time
 async def test_a_request_of_the_same_id_in_flight_is_a_duplicate_of_its_own_tenant_only(
     build_rig: Build, ask: Ask
 ) -> None:
@@ -180,6 +181,7 @@ async def test_the_sink_gets_the_prompt_before_the_first_piece(build_rig: Build,
     )
 
 
+@virtual_time
 async def test_requests_whose_label_came_by_a_header_may_share_it(build_rig: Build, ask: Ask) -> None:
     rig = build_rig(Script(delay_s=0.05))
     async with asyncio.TaskGroup() as tasks:
@@ -191,6 +193,7 @@ async def test_requests_whose_label_came_by_a_header_may_share_it(build_rig: Bui
     assert rig.in_flight.in_flight == 0
 
 
+@virtual_time
 async def test_a_draining_gateway_finishes_what_it_has_and_takes_nothing_new(
     build_rig: Build, ask: Ask
 ) -> None:
@@ -310,21 +313,12 @@ async def test_a_stream_that_breaks_ends_in_an_error_and_bills_what_was_delivere
     assert row.input_tokens > 0
 
 
-def stopped_clock() -> Callable[[], float]:
-    """A clock on which nothing takes time, so that no deadline passes before the backend is called.
-
-    The time until the deadline, which begins with the call, is real.
-    """
-    now = time.monotonic()
-    return lambda: now
-
-
+@virtual_time
 async def test_a_deadline_after_the_first_token_ends_the_answer_with_what_there_is(
     build_rig: Build, ask: Ask
 ) -> None:
-    clock = stopped_clock()
-    rig = build_rig(Script(("a",) * 200, delay_s=0.01), clock=clock)
-    sink = await rig.run(ask(arrived_at=clock(), deadline=clock() + 1.0))
+    rig = build_rig(Script(("a",) * 200, delay_s=0.01))
+    sink = await rig.run(ask(deadline=loop_time() + 1.0))
     assert sink.answer is not None and sink.answer.finish_reason is FinishReason.DEADLINE
     assert 0 < sink.answer.usage.output_tokens < 200
     assert rig.outbox.rows[0].output_tokens == sink.answer.usage.output_tokens
@@ -332,50 +326,52 @@ async def test_a_deadline_after_the_first_token_ends_the_answer_with_what_there_
 
 
 @pytest.mark.parametrize("stream", [True, False])
+@virtual_time
 async def test_the_time_of_a_route_ends_an_answer_without_a_deadline_with_what_there_is(
     build_rig: Build, ask: Ask, stream: bool
 ) -> None:
-    clock = stopped_clock()
-    rig = build_rig(Script(("a",) * 200, delay_s=0.01), route={"timeout_ms": 1000}, clock=clock)
-    sink = await rig.run(ask(arrived_at=clock(), stream=stream))
+    rig = build_rig(Script(("a",) * 200, delay_s=0.01), route={"timeout_ms": 1000})
+    sink = await rig.run(ask(stream=stream))
     assert sink.answer is not None and sink.answer.finish_reason is FinishReason.DEADLINE
     assert 0 < sink.answer.usage.output_tokens < 200
     assert sink.answer.output_text == "a" * sink.answer.usage.output_tokens
     assert rig.in_use() == []
 
 
+@virtual_time
 async def test_a_backend_that_hangs_holds_a_caller_no_longer_than_the_routes_time(
     build_rig: Build, ask: Ask
 ) -> None:
-    clock = stopped_clock()
-    rig = build_rig(Script(("a",), delay_s=3600), route={"timeout_ms": 100, "fallback": []}, clock=clock)
-    sink = await rig.run(ask(arrived_at=clock()))
+    rig = build_rig(Script(("a",), delay_s=3600), route={"timeout_ms": 100, "fallback": []})
+    sink = await rig.run(ask())
     assert sink.error is not None and (sink.error.status, sink.error.code) == (504, "deadline_exceeded")
     assert rig.in_use() == []
 
 
+@virtual_time
 async def test_a_callers_own_deadline_takes_the_place_of_the_routes_time(build_rig: Build, ask: Ask) -> None:
     rig = build_rig(Script(("a",) * 4, delay_s=0.05), route={"timeout_ms": 10})
-    sink = await rig.run(ask(deadline=time.monotonic() + 60))
+    sink = await rig.run(ask(deadline=loop_time() + 60))
     assert sink.answer is not None and sink.answer.finish_reason is FinishReason.STOP
 
 
 @pytest.mark.parametrize("asked", [{"allow_fallback": False}, {}], ids=["no fallback", "no degraded leg"])
+@virtual_time
 async def test_a_deadline_before_the_first_token_is_504(
     build_rig: Build, ask: Ask, asked: dict[str, bool]
 ) -> None:
-    clock = stopped_clock()
-    rig = build_rig(Script(("a",), delay_s=50), route={} if asked else {"fallback": []}, clock=clock)
-    sink = await rig.run(ask(arrived_at=clock(), deadline=clock() + 0.25, **asked))
+    rig = build_rig(Script(("a",), delay_s=50), route={} if asked else {"fallback": []})
+    sink = await rig.run(ask(deadline=loop_time() + 0.25, **asked))
     assert sink.error is not None and (sink.error.status, sink.error.code) == (504, "deadline_exceeded")
     assert rig.in_use() == []
 
 
+@virtual_time
 async def test_before_a_deadline_without_a_token_the_degraded_text_is_given(
     build_rig: Build, ask: Ask
 ) -> None:
     rig = build_rig(Script(("a",), delay_s=50))
-    sink = await rig.run(ask(deadline=time.monotonic() + 2))
+    sink = await rig.run(ask(deadline=loop_time() + 2))
     assert sink.answer is not None and sink.answer.finish_reason is FinishReason.DEGRADED
     assert sink.answer.fallback is not None
     assert (sink.answer.fallback.kind, sink.answer.fallback.reason) == ("degraded_response", "wait_exceeded")
@@ -491,11 +487,11 @@ async def test_log_probabilities_that_no_token_has_are_null(build_rig: Build, as
     assert [(choice.text, choice.logprobs) for choice in answer.choices] == [("a", None), ("b", None)]
 
 
+@virtual_time
 async def test_a_deadline_ends_every_text_with_what_there_is(build_rig: Build, ask: Ask) -> None:
-    clock = stopped_clock()
-    rig = build_rig(Script(("a",) * 200, delay_s=0.01), clock=clock)
+    rig = build_rig(Script(("a",) * 200, delay_s=0.01))
     asked = ask(contract=Contract.CHAT, model="scripted", sampling=Sampling(n=2))
-    sink = await rig.run(replace(asked, arrived_at=clock(), deadline=clock() + 1.0))
+    sink = await rig.run(replace(asked, deadline=loop_time() + 1.0))
     assert sink.answer is not None
     choices = sink.answer.choices
     assert [choice.finish_reason for choice in choices] == [FinishReason.DEADLINE] * 2

@@ -163,7 +163,7 @@ async def test_a_models_own_budgets_trim_prompts_for_it_alone(
         ({"route": {"trim_in": ["openai"]}}, None),
     ],
 )
-def test_a_models_budgets_are_the_last_to_be_asked_and_only_where_trimming_is_allowed(
+async def test_a_models_budgets_are_the_last_to_be_asked_and_only_where_trimming_is_allowed(
     ask: Ask, texts: Mapping[str, ModelText], changes: dict[str, Any], turns: int | None
 ) -> None:
     whole = {"routes": {"r": {"backends": [{"name": "b"}], **changes.pop("route", {})}}}

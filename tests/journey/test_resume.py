@@ -37,6 +37,7 @@ from tests.journey.rig import JourneyRig, PieceTokenizer, RecordingSink, Restart
 from tests.journey.test_cancellation import cancel_at_every_turn
 from tests.scripted import Script, ScriptedBackend
 from tests.sse import json_events
+from tests.virtual_time import loop_time, virtual_time
 
 Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]
@@ -189,15 +190,15 @@ async def test_an_answer_that_was_not_begun_waits_too_and_is_not_degraded(build_
     check_whole(rig, await rig.run(ask()))
 
 
+@virtual_time
 async def test_a_leg_that_is_ready_is_preferred_to_a_long_restart(build_rig: Build, ask: Ask) -> None:
     rig = build_rig(
         backends=[restarting(breaking(2, GONE), WHOLE, restart_s=30), backend(WHOLE, name="other")],
         route={"fallback": ["other"]},
         spelling=SPELLING,
     )
-    began = time.monotonic()
     sink = await rig.run(ask(stream=True))
-    assert time.monotonic() - began < 15, "the restart takes half a minute"
+    assert loop_time() < 1, "the restart takes half a minute"
     check_whole(rig, sink)
     assert sink.answer is not None and sink.answer.backend_name == "other"
 
@@ -357,18 +358,20 @@ async def test_cached_tokens_and_those_written_by_the_resuming_call_are_at_most_
 
 
 @pytest.mark.parametrize("cut_by", ["a break", "the deadline"])
+@virtual_time
 async def test_an_answer_that_ends_as_a_part_has_the_cached_tokens_of_its_first_call(
     build_rig: Build, ask: Ask, cut_by: str
 ) -> None:
     again = replace(WHOLE, cached_tokens=3)
     rest = breaking(1, script=again) if cut_by == "a break" else replace(again, delay_s=0.4)
     rig = build_rig(backends=[backend(breaking(2), rest)], spelling=SPELLING)
-    await rig.run(ask(stream=True, deadline=time.monotonic() + 1.5))
+    await rig.run(ask(stream=True, deadline=loop_time() + 1.5))
     [row] = rig.outbox.rows
     assert (row.cached_tokens, 2 < row.output_tokens < len(PIECES)) == (0, True)
 
 
 @pytest.mark.parametrize("cut_by", ["a break", "the deadline"])
+@virtual_time
 async def test_the_cached_tokens_of_a_part_are_at_most_the_prompt_of_the_call_that_resumed_it(
     build_rig: Build, ask: Ask, cut_by: str
 ) -> None:
@@ -377,7 +380,7 @@ async def test_the_cached_tokens_of_a_part_are_at_most_the_prompt_of_the_call_th
     first = backend(breaking(2, GONE, replace(WHOLE, cached_tokens=1_000_000)), continues=frozenset())
     far = backend(rest, name="far")
     rig = build_rig(backends=[first, far], route={"fallback": ["far"]}, spelling=SPELLING)
-    await rig.run(ask(stream=True, deadline=time.monotonic() + 1.5))
+    await rig.run(ask(stream=True, deadline=loop_time() + 1.5))
     [row], [record] = rig.outbox.rows, rig.records
     assert row.backend_name == "far" and len(record.seams or ()) > 0
     assert row.cached_tokens == row.input_tokens > 0
@@ -529,11 +532,11 @@ async def test_a_whole_answer_that_no_worker_can_resume_is_made_again(
     assert [work.partial for work in pool.calls] == [None, None]
 
 
+@virtual_time
 async def test_a_deadline_ends_the_wait_with_what_there_is(build_rig: Build, ask: Ask) -> None:
     rig = build_rig(backends=[restarting(breaking(4, GONE), restart_s=30)], spelling=SPELLING)
-    began = time.monotonic()
-    sink = await rig.run(ask(stream=True, deadline=began + 2.0))
-    assert time.monotonic() - began < 15, "the restart takes half a minute"
+    sink = await rig.run(ask(stream=True, deadline=loop_time() + 2.0))
+    assert loop_time() < 3, "the restart takes half a minute"
     assert sink.answer is not None and sink.answer.finish_reason is FinishReason.DEADLINE
     assert sink.answer.output_text == sink.text == "Vinland Saga"
     assert sink.answer.usage.output_tokens == rig.outbox.rows[0].output_tokens == 4
@@ -580,20 +583,22 @@ async def test_a_first_piece_in_the_turn_of_the_deadline_is_given_and_billed(
     assert rig.outbox.rows[0].output_tokens == 1
 
 
+@virtual_time
 async def test_a_deadline_in_a_continuation_ends_it_with_what_there_is(build_rig: Build, ask: Ask) -> None:
     slow = replace(WHOLE, delay_s=0.8)
     rig = build_rig(backends=[backend(breaking(4), slow)], spelling=SPELLING)
-    sink = await rig.run(ask(stream=True, deadline=time.monotonic() + 2.5))
+    sink = await rig.run(ask(stream=True, deadline=loop_time() + 2.5))
     assert sink.answer is not None and sink.answer.finish_reason is FinishReason.DEADLINE
     assert TEXT.startswith(sink.text) and len(sink.text) > len("Vinland Saga")
     assert sink.answer.usage.output_tokens == rig.outbox.rows[0].output_tokens < len(PIECES)
 
 
+@virtual_time
 async def test_a_wait_that_passes_the_deadline_leaves_time_for_the_degraded_text(
     build_rig: Build, ask: Ask
 ) -> None:
     rig = build_rig(backends=[restarting(breaking(0, GONE), restart_s=30)], spelling=SPELLING)
-    sink = await rig.run(ask(deadline=time.monotonic() + 1.5))
+    sink = await rig.run(ask(deadline=loop_time() + 1.5))
     assert sink.answer is not None and sink.answer.finish_reason is FinishReason.DEGRADED
 
 
@@ -685,6 +690,7 @@ async def test_the_commit_buffer_makes_an_early_failure_invisible(build_rig: Bui
     assert rig.in_use() == []
 
 
+@virtual_time
 async def test_the_commit_buffer_lets_go_in_time_when_no_further_piece_comes(
     build_rig: Build, ask: Ask
 ) -> None:
@@ -692,13 +698,14 @@ async def test_the_commit_buffer_lets_go_in_time_when_no_further_piece_comes(
     sink = RecordingSink()
     async with asyncio.TaskGroup() as tasks:
         journey = tasks.create_task(rig.journey.run(ask(stream=True), sink))
-        async with asyncio.timeout(30):
-            await sink.first_delta.wait()
+        await sink.first_delta.wait()
         assert not journey.done() and sink.text == "a"
+        assert loop_time() < 1, "20 ms after the first piece, which comes after 0.8 s"
     assert sink.text == "ab"
     assert rig.in_use() == []
 
 
+@virtual_time
 async def test_the_commit_buffer_lets_go_in_time_when_a_slow_backend_resumes_the_answer(
     build_rig: Build, ask: Ask
 ) -> None:
@@ -711,21 +718,20 @@ async def test_the_commit_buffer_lets_go_in_time_when_a_slow_backend_resumes_the
     sink = RecordingSink()
     async with asyncio.TaskGroup() as tasks:
         journey = tasks.create_task(rig.journey.run(ask(stream=True), sink))
-        async with asyncio.timeout(15):
-            await sink.first_delta.wait()
-        assert sink.text == "Vin"
+        await sink.first_delta.wait()
+        assert sink.text == "Vin" and loop_time() < 1
         journey.cancel()
     assert rig.in_use() == []
 
 
+@virtual_time
 async def test_an_answer_that_can_be_resumed_exactly_is_not_held_back(build_rig: Build, ask: Ask) -> None:
     rig = build_rig(backends=[backend(replace(WHOLE, delay_s=0.1))], spelling=SPELLING)
     sink = RecordingSink()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(rig.journey.run(ask(stream=True), sink))
-        async with asyncio.timeout(30):
-            await sink.first_delta.wait()
-        assert len(sink.deltas) == 1
+        await sink.first_delta.wait()
+        assert len(sink.deltas) == 1 and loop_time() < 0.15, "a piece comes every 0.1 s"
 
 
 async def test_nothing_is_left_when_the_caller_leaves_while_pieces_are_held_back(
