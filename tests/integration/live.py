@@ -57,15 +57,14 @@ class LiveGateway:
 
     def wait_until_idle(self, timeout_s: float = 60.0) -> None:
         """Wait until no request is in flight in the gateway or the engine, and the KV cache is free."""
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            names = ("sluice_requests_in_flight", "vllm:num_requests_running", "vllm:num_requests_waiting")
-            if not any(self.metric(name) for name in names) and not self.metric("vllm:kv_cache_usage_perc"):
+        names = ("sluice_requests_in_flight", "vllm:num_requests_running", "vllm:num_requests_waiting")
+        deadline, page = time.monotonic() + timeout_s, ""
+        while (left_s := deadline - time.monotonic()) > 0:
+            page = httpx.get(f"{self.url}/metrics", timeout=left_s).text
+            if not any(total_of(page, name) for name in (*names, "vllm:kv_cache_usage_perc")):
                 return
             time.sleep(0.05)
-        raise AssertionError(
-            "the gateway did not come to rest:\n" + httpx.get(f"{self.url}/metrics", timeout=60).text
-        )
+        raise AssertionError("the gateway did not come to rest:\n" + page)
 
 
 def environment(extra: Mapping[str, str]) -> dict[str, str]:
