@@ -1,7 +1,8 @@
 """Streams in one SQLite file, for any number of processes on one machine.
 
 A process notices other processes' commits by ``PRAGMA data_version``, a number that changes when another
-connection commits. Every ``WATCH_S`` it is read if the files have changed, and after ``poll_s`` in any case.
+connection commits. Every ``WATCH_S`` it is read if the files have changed within ``COMMIT_S``, and after
+``poll_s`` in any case.
 """
 
 import asyncio
@@ -18,6 +19,8 @@ from gateway.state.port import MAX_READ, POLL_S, Record, StateStore, check_size
 from gateway.state.sqlite_file import BUSY_TIMEOUT_S, LOCKED, SqliteFile
 
 WATCH_S = 0.1
+# A commit changes the files, waits for the disk, and can be read only then: up to seconds later.
+COMMIT_S = 5.0
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS state_records (stream VARCHAR(64) NOT NULL, number INTEGER NOT NULL,"
     " at FLOAT NOT NULL, author VARCHAR(256) NOT NULL, data BLOB NOT NULL, PRIMARY KEY (stream, number))",
@@ -96,17 +99,15 @@ class SqliteStateStore(StateStore):
         seen: tuple[object, int] | None = None
         notified_at = -math.inf
         files: Sequence[tuple[int, ...] | None] = ()
-        settled = False
+        changed_at = -math.inf
         while True:
-            due = time.monotonic() - notified_at >= self._poll_s
-            changed = files != (files := self._reader.files())
+            due = (now := time.monotonic()) - notified_at >= self._poll_s
+            if files != (files := self._reader.files()):
+                changed_at = now
             # A query in the thread costs ten times as much as this check, which runs 10 times a second.
-            if settled and not changed and not due and seen is not None:
+            if now - changed_at > COMMIT_S and not due and seen is not None:
                 await asyncio.sleep(WATCH_S)
                 continue
-            # The check after a change queries again: a commit within a tick of the file system's clock after
-            # the last noticed write may not change the files' attributes.
-            settled = not changed
             if due and self.refuses_writes:
                 with contextlib.suppress(StateUnavailable):
                     await self._run(self._writer, "write", _write_nothing)

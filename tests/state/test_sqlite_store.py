@@ -17,7 +17,7 @@ import structlog
 from gateway.state.errors import StateUnavailable
 from gateway.state.local_copy import LocalCopy
 from gateway.state.projection import ProjectionState
-from gateway.state.sqlite_store import SqliteStateStore
+from gateway.state.sqlite_store import WATCH_S, SqliteStateStore
 from gateway.state.stream_follower import StreamFollower
 from tests.fork_server import ForkedPopen
 from tests.state.conftest import until
@@ -25,7 +25,7 @@ from tests.state.conftest import until
 APPENDER = """
 import asyncio, sys, time
 from pathlib import Path
-from gateway.state.sqlite_store import SqliteStateStore
+from gateway.state.sqlite_store import WATCH_S, SqliteStateStore
 async def main():
     store = SqliteStateStore(Path(sys.argv[1]), unix_time=time.time, busy_timeout_s=20.0)
     for number in range(int(sys.argv[3])):
@@ -148,6 +148,29 @@ async def test_a_commit_of_another_process_is_noticed_before_the_next_poll(tmp_p
     async with asyncio.TaskGroup() as group:
         task = group.create_task(store.run())
         for number in range(1, 6):
+            await other.append("s", b"1", author="ann")
+            await until(lambda number=number: number in announced)  # type: ignore[misc]
+        task.cancel()
+    await other.close()
+    await store.close()
+
+
+async def test_a_commit_that_can_be_read_only_a_while_after_it_changed_the_file_is_noticed_before_the_next_poll(
+    tmp_path: Path,
+) -> None:
+    """As on a slow disk, for which a commit waits between the two."""
+    path = tmp_path / "s.db"
+    store, other = SqliteStateStore(path, unix_time=time.time, poll_s=600.0), on(path)
+    files: list[list[tuple[int, ...] | None]] = [[(1,)]]
+    store._reader.files = lambda: files[0]  # type: ignore[method-assign]
+    await store.open()
+    announced: list[int] = []
+    store.listen("s", announced.append)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(store.run())
+        for number in range(1, 4):
+            files[0] = [(number + 1,)]
+            await asyncio.sleep(3 * WATCH_S)
             await other.append("s", b"1", author="ann")
             await until(lambda number=number: number in announced)  # type: ignore[misc]
         task.cancel()
