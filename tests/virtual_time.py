@@ -24,6 +24,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._now
 
+    def block(self, seconds: float) -> None:
+        """Let time pass in a callback, as ``time.sleep`` does."""
+        self._now += seconds
+
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
         future: asyncio.Future[T] = self.create_future()
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -37,7 +36,7 @@ from tests.journey.rig import JourneyRig, PieceTokenizer, RecordingSink, Restart
 from tests.journey.test_cancellation import cancel_at_every_turn
 from tests.scripted import Script, ScriptedBackend
 from tests.sse import json_events
-from tests.virtual_time import loop_time, virtual_time
+from tests.virtual_time import VirtualTimeLoop, loop_time, virtual_time
 
 Build = Callable[..., JourneyRig]
 Ask = Callable[..., GenerateRequest]
@@ -550,10 +549,11 @@ class LateBackend(ScriptedBackend):
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
         loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+        assert isinstance(loop, VirtualTimeLoop)
         waiting: list[Any] = []
 
         def pass_deadline() -> None:
-            time.sleep(self.longest_s)
+            loop.block(self.longest_s)
             loop.call_soon(arrive)
 
         def arrive() -> None:
@@ -570,13 +570,12 @@ class LateBackend(ScriptedBackend):
         raise AssertionError("the deadline has passed")
 
 
+@virtual_time
 async def test_a_first_piece_in_the_turn_of_the_deadline_is_given_and_billed(
     build_rig: Build, ask: Ask
 ) -> None:
-    now = time.monotonic()
-    # The clock stands still: however slow the machine is, the deadline does not pass before the call.
-    rig = build_rig(backends=[LateBackend("local")], route={"fallback": []}, clock=lambda: now)
-    sink = await rig.run(ask(stream=True, arrived_at=now, deadline=now + 0.5))
+    rig = build_rig(backends=[LateBackend("local")], route={"fallback": []})
+    sink = await rig.run(ask(stream=True, deadline=loop_time() + 0.5))
     assert sink.answer is not None, sink.error
     assert sink.answer.finish_reason is FinishReason.DEADLINE
     assert sink.text == sink.answer.output_text == "Hello"

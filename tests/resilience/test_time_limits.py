@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience.time_limits import LATENESS, OnTime, TimeLimit, TimeLimits
+from tests.virtual_time import VirtualTimeLoop, loop_time, virtual_time
 
 
 async def test_a_block_that_ends_in_time_is_left_alone() -> None:
@@ -88,26 +89,29 @@ async def test_no_limit_ends_early_and_none_later_than_stated(after_s: float) ->
 
 
 async def _taken_s(on_time: OnTime) -> float:
-    began = time.monotonic()
+    began = loop_time()
     with pytest.raises(TimeoutError), TimeLimit(TimeLimits(), on_time.step_s, on_time):
         await asyncio.sleep(60)
-    return time.monotonic() - began
+    return loop_time() - began
 
 
+@virtual_time
 async def test_a_limit_on_an_answer_from_elsewhere_ends_in_a_loop_that_is_on_time() -> None:
-    assert 0.24 < await _taken_s(OnTime(0.25, 20.0)) < 20.0
+    assert await _taken_s(OnTime(0.25, 20.0)) == pytest.approx(0.25, rel=LATENESS)
 
 
+@virtual_time
 async def test_time_in_which_the_loop_is_late_does_not_count_and_is_bounded() -> None:
-    blocked = asyncio.get_running_loop().call_later(0.01, time.sleep, 0.8)
-    assert await _taken_s(OnTime(0.3, 60.0)) > 0.8 + 0.2
-    blocked.cancel()
-    asyncio.get_running_loop().call_later(0.01, time.sleep, 0.8)
-    on_time = OnTime(30.0, 0.5)
-    assert 0.8 <= await _taken_s(on_time) < 25.0
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    loop.call_later(0.01, loop.block, 0.8)
+    assert 1.1 < await _taken_s(OnTime(0.3, 60.0)) < 1.15, "0.3 s after the loop was held up"
+    loop.call_later(0.01, loop.block, 0.8)
+    assert 0.8 <= await _taken_s(OnTime(30.0, 0.5)) < 0.9
 
 
+@virtual_time
 async def test_time_in_which_what_is_limited_waits_in_this_process_does_not_count_and_is_bounded() -> None:
-    begun = time.monotonic()
-    assert 0.4 < await _taken_s(OnTime(0.1, 60.0, lambda: time.monotonic() - begun < 0.4)) < 30.0
-    assert 0.3 < await _taken_s(OnTime(0.1, 0.4, lambda: True)) < 30.0
+    begun = loop_time()
+    assert 0.4 < await _taken_s(OnTime(0.1, 60.0, lambda: loop_time() - begun < 0.4)) < 0.7
+    assert 0.3 < await _taken_s(OnTime(0.1, 0.4, lambda: True)) < 0.6
