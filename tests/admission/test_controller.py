@@ -17,7 +17,7 @@ from admission.queue import LOOK_EVERY_S, Slot
 from admission.values import AdmissionLimits, BackendLoad, Demand, Reason
 from gateway.batches.capacity import IdleCapacity
 from tests.admission.gate_rig import DEMAND, IDLE, ask, plain
-from tests.virtual_time import in_virtual_time
+from tests.virtual_time import in_virtual_time, loop_time, virtual_time
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Rig:
         self.controller = AdmissionController(
             self.limits,
             load=lambda _: self.load,
-            clock=lambda: asyncio.get_running_loop().time(),
+            clock=loop_time,
             emit=self.events.append,
             random=random.Random(1),
         )
@@ -344,6 +344,7 @@ async def test_backends_on_one_engine_share_its_places() -> None:
     assert (rig.in_flight, rig.queued) == (0, 0)
 
 
+@virtual_time
 async def test_an_engine_that_steps_is_alive_even_when_its_figures_stay_the_same() -> None:
     rig, done = Rig(limits=plain(stale_s=0.6, fresh_s=0.3, stale_in_flight=1)), asyncio.Event()
     rig.load = structs.replace(IDLE, running=1, max_running=3)

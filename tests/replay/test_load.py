@@ -6,15 +6,11 @@ import pytest
 from ops.replay.load import ReplayRun, run_load
 from ops.replay.outcome import ReplayedRequest
 from ops.replay.shape import Planned
-from tests.virtual_time import in_virtual_time
+from tests.virtual_time import in_virtual_time, loop_time
 
 
 def planned(*due_s: float) -> list[Planned]:
     return [Planned(index, due, 10, 10) for index, due in enumerate(due_s)]
-
-
-def clock() -> float:
-    return asyncio.get_running_loop().time()
 
 
 class Backend:
@@ -27,7 +23,7 @@ class Backend:
         self.sent: list[float] = []
 
     async def send(self, request: Planned, text: str, started_at: float) -> ReplayedRequest:
-        sent_s = clock() - started_at
+        sent_s = loop_time() - started_at
         self.sent.append(sent_s)
         self.under_way += 1
         self.most = max(self.most, self.under_way)
@@ -48,7 +44,7 @@ async def load(
 ) -> ReplayRun:
     run = ReplayRun()
     await run_load(
-        requests, text=text, send=backend.send, concurrency=concurrency, clock=clock,
+        requests, text=text, send=backend.send, concurrency=concurrency, clock=loop_time,
         stop=stop or asyncio.Event(), run=run,
     )  # fmt: skip
     return run
@@ -82,7 +78,7 @@ def test_a_stop_gives_up_what_is_under_way_and_keeps_what_ended() -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(
                 run_load(
-                    planned(0, 0, 60), text=lambda request: "", send=send, concurrency=5, clock=clock,
+                    planned(0, 0, 60), text=lambda request: "", send=send, concurrency=5, clock=loop_time,
                     stop=stop, run=run,
                 )
             )  # fmt: skip
