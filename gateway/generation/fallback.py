@@ -41,7 +41,7 @@ MAX_WAITING = 1_024
 
 Cause = Refused | BackendFailure | DeadlinePassed  # the error that a fallback replaces
 
-# The backend refused the request or never received it: nothing is billed.
+# Before its first token, the backend refused the request or never received it: nothing is billed.
 _UNBILLED = frozenset(
     {
         FailureKind.THROTTLED,
@@ -49,6 +49,7 @@ _UNBILLED = frozenset(
         FailureKind.BACKEND_UNAVAILABLE,
         FailureKind.MODEL_NOT_FOUND,
         FailureKind.INVALID_INPUT,
+        FailureKind.TOKEN_LIMIT_EXCEEDED,
     }
 )
 
@@ -309,12 +310,13 @@ class FallbackChain:
                 async with self.admission.admit(demand) as slot:
                     outcome = await self.dispatcher.generate(slot, backend, job, stream)
             except (Refused, BackendFailure) as failure:
-                if isinstance(failure, Refused) or failure.kind in _UNBILLED:
+                if isinstance(failure, Refused) or (failure.kind in _UNBILLED and stream.tokens <= before):
                     permit.settle()
                 raise
             usage = outcome.completion.usage
-            output_tokens = max(0, usage.output_tokens - before)
-            permit.settle(demand.input_tokens, output_tokens, usage.cached_tokens, usage.cache_write_tokens)
+            # A partial answer is input; the usage counts it as output.
+            input_tokens, output_tokens = usage.input_tokens + before, max(0, usage.output_tokens - before)
+            permit.settle(input_tokens, output_tokens, usage.cached_tokens, usage.cache_write_tokens)
             return outcome
 
     def _record(

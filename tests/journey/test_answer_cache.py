@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 
 from accounting.prices import Price
 from adapters.values import Adapter
-from gateway.backends.port import BackendState
+from gateway.backends.port import BackendState, Completion, DeltaSink, Work
 from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.values import Caller, CallerRole, FinishReason, GenerateRequest
 from resilience.failures import BackendFailure, FailureKind
@@ -176,17 +177,39 @@ async def test_a_leg_is_charged_for_the_tokens_that_it_used(build_rig: Build, as
     assert (figures.in_use, figures.reserved_nanousd, figures.spent_nanousd) == (0, 0, tokens * 1000)
 
 
-async def test_a_leg_that_refuses_costs_nothing(build_rig: Build, ask: Ask) -> None:
+@pytest.mark.parametrize("kind", [FailureKind.THROTTLED, FailureKind.TOKEN_LIMIT_EXCEEDED])
+@pytest.mark.parametrize("pieces", [(), ("Kentaro",)])
+async def test_a_leg_that_refuses_costs_nothing_and_one_that_breaks_off_its_reservation(
+    build_rig: Build, ask: Ask, kind: FailureKind, pieces: tuple[str, ...]
+) -> None:
     dead = ScriptedBackend("local", state=BackendState.DEAD)
-    throttled = Script((), failure=BackendFailure(FailureKind.THROTTLED, "slow down"))
+    failing = Script(pieces, failure=BackendFailure(kind, "no"))
     rig = build_rig(
-        backends=[dead, ScriptedBackend("pool", scripts=[throttled])],
+        backends=[dead, ScriptedBackend("pool", scripts=[failing])],
         route={"fallback": ["pool", "degraded"]},
         legs={"pool": LegLimit(max_spend_nanousd_per_minute=10**12, cost=COST)},
     )
     answer = (await rig.run(ask())).answer
     assert answer is not None and answer.finish_reason is FinishReason.DEGRADED
-    assert rig.limits.figures()["pool"].spent_nanousd == 0
+    assert (rig.limits.figures()["pool"].spent_nanousd > 0) is bool(pieces)
+
+
+async def test_a_leg_is_charged_for_the_prompt_as_its_own_tokenizer_counts_it(
+    build_rig: Build, ask: Ask
+) -> None:
+    class OwnCount(ScriptedBackend):
+        async def generate(self, work: Work, out: DeltaSink) -> Completion:
+            completion = await super().generate(work, out)
+            return replace(completion, usage=replace(completion.usage, input_tokens=1000))
+
+    rig = build_rig(
+        backends=[ScriptedBackend("local", state=BackendState.DEAD), OwnCount("pool")],
+        route={"fallback": ["pool", "degraded"]},
+        legs={"pool": LegLimit(max_spend_nanousd_per_minute=10**12, cost=COST)},
+    )
+    answer = (await rig.run(ask())).answer
+    assert answer is not None and answer.usage.input_tokens == 1000
+    assert rig.limits.figures()["pool"].spent_nanousd == (1000 + answer.usage.output_tokens) * 1000
 
 
 async def test_the_primary_backend_has_no_leg_limit(build_rig: Build, ask: Ask) -> None:
