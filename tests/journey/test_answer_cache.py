@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from accounting.prices import Price
 from adapters.values import Adapter
-from gateway.backends.port import BackendState, Completion, DeltaSink, Work
+from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Work
 from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.values import Caller, CallerRole, FinishReason, GenerateRequest
 from resilience.failures import BackendFailure, FailureKind
@@ -210,6 +210,24 @@ async def test_a_leg_is_charged_for_the_prompt_as_its_own_tokenizer_counts_it(
     answer = (await rig.run(ask())).answer
     assert answer is not None and answer.usage.input_tokens == 1000
     assert rig.limits.figures()["pool"].spent_nanousd == (1000 + answer.usage.output_tokens) * 1000
+
+
+async def test_a_leg_that_resumes_an_answer_is_charged_for_the_part_as_input(
+    build_rig: Build, ask: Ask
+) -> None:
+    broken = Script(failure=BackendFailure(FailureKind.STREAM_BROKEN, "cut"), breaks_after=2)
+    rig = build_rig(
+        backends=[
+            ScriptedBackend("local", scripts=[broken]),
+            ScriptedBackend("pool", continues=frozenset({Continue.TEXT})),
+        ],
+        route={"fallback": ["pool"]},
+        legs={"pool": LegLimit(max_spend_nanousd_per_minute=10**12, cost=COST)},
+    )
+    answer = (await rig.run(ask(stream=True))).answer
+    assert answer is not None and answer.backend_name == "pool" and answer.usage.output_tokens == 3
+    # The prompt and the part of two tokens, and one new token.
+    assert rig.limits.figures()["pool"].spent_nanousd == (answer.usage.input_tokens + 2 + 1) * 1000
 
 
 async def test_the_primary_backend_has_no_leg_limit(build_rig: Build, ask: Ask) -> None:
