@@ -252,7 +252,7 @@ class KeyLimiter:
         self, kind: str, key_id: str, limits: KeyLimits | Budget, ask: QuotaRequest, place: str
     ) -> None:
         """Decide without the store: by its last answer, and by this process's own counts."""
-        excess = None if self.shared is None else self.shared.last_known(key_id, ask)
+        excess = None if self.shared is None else self.shared.last_known(key_id, limits, ask)
         if excess is None:
             excess = self._counts(limits).take(key_id, limits, ask).excess
         self._decided(kind, excess, place, shared=False)

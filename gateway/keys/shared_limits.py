@@ -162,16 +162,16 @@ class SharedLimits:
             self._rename(holder)
         return None, None
 
-    def last_known(self, key_id: str, ask: QuotaRequest) -> Excess | None:
+    def last_known(self, key_id: str, limits: KeyLimits | Budget, ask: QuotaRequest) -> Excess | None:
         """Return the limit that a request exceeds by the store's last answer, if any.
 
-        An answer older than :data:`LAST_KNOWN_S` is not used.
+        An answer older than :data:`LAST_KNOWN_S`, or about other limits, is not used.
         """
-        known = self._known.get(key_id)
+        known = self._known_of(key_id, limits)
         if known is None or self.clock() - known.answered_at > LAST_KNOWN_S:
             return None
         # The longest window is the last one; it is checked first because it blocks the longest.
-        for kind, one in reversed(tuple(zip(kinds_of(known.limits), known.figures, strict=True))):
+        for kind, one in reversed(tuple(zip(kinds_of(limits), known.figures, strict=True))):
             asked = ask.tokens if kind.of_tokens else ask.requests
             if one is not None and asked > one.remaining:
                 return Excess(kind.name, one.limit, asked, None if asked > one.limit else RETRY_HELD_S)

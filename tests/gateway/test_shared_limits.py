@@ -216,6 +216,13 @@ async def test_a_refused_caller_passes_as_soon_as_its_limit_is_raised(store: Fak
     assert headers[b"x-ratelimit-remaining-requests"] == b"2"
 
 
+async def test_a_raised_limit_is_in_force_though_the_store_is_away_since_then(store: FakeStore) -> None:
+    one = Process(store)
+    assert [await one.enter() for _ in range(3)] == [True, True, False]
+    store.down = True
+    await one.limiter.enter(replace(LIMITED, limits=replace(LIMITED.limits, requests_per_minute=3)))
+
+
 @pytest.mark.parametrize("how", ["down", "hangs"])
 async def test_while_the_store_is_away_the_process_goes_on_by_its_own_counts(
     store: FakeStore, how: str
