@@ -111,6 +111,11 @@ def test_a_section_comes_whole_from_the_environment_in_place_of_the_files(tmp_pa
         ('engine: {model: ""}', {}, ["engine.model", "at least 1 character"]),
         ("engine: {kind: magic}", {}, ["engine.kind", "'embedded'", "magic"]),
         ("engine: {max_model_len: NaN}", {}, ["engine.max_model_len", "valid integer"]),
+        (
+            "auth: {tenant_budgets: {a b: {usd_per_day: 5}}}",
+            {},
+            ["auth.tenant_budgets.a b", "match pattern '^[A-Za-z0-9]"],
+        ),
         ("engine: {seed: -1}", {}, ["engine.seed: Input should be greater than or equal to 0; given: -1"]),
         *(
             (f"engine: {{{key}: {10**30}}}", {}, [f"engine.{key}: Input should be less than"])

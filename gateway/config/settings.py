@@ -35,6 +35,7 @@ from gateway.config.tracing import TracingConfig
 from gateway.config.volatile import VolatilePolicy
 from gateway.config.yaml_file import explain, load_yaml, shown
 from gateway.contracts.features import Feature, features_without
+from gateway.contracts.front_headers import WORD
 
 ENV_PREFIX = "SLUICE_"
 
@@ -48,6 +49,7 @@ RESERVED_ENV = frozenset(
 
 # An engine for which the configuration names no backend gets a backend of the engine's name.
 EngineName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+TenantName = Annotated[str, Field(pattern=WORD)]
 Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^/?#@\s]+)$")]
 
 
@@ -118,7 +120,7 @@ class AuthConfig(Section):
     default_requests_per_minute: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = 600_000
     default_tokens_per_minute: Annotated[int, Field(ge=1, le=1_000_000_000_000)] | None = 1_000_000_000
     default_usd_per_minute: Annotated[float, Field(ge=0.01, le=1_000_000)] | None = 1_000.0
-    tenant_budgets: Annotated[dict[str, TenantBudget], Field(max_length=10_000)] = Field(default={})
+    tenant_budgets: Annotated[dict[TenantName, TenantBudget], Field(max_length=10_000)] = Field(default={})
 
 
 class RoutingSection(Section):
