@@ -142,7 +142,7 @@ def change(
     Example: sluice keys change key_0a1b2c3d4e5f --tpm 200000 --remove rpm
     """
     fields = granted.body
-    for name in remove or ():
+    for name in dict.fromkeys(remove or ()):
         if name not in REMOVED:
             raise AdminError(f"--remove {name!r}; allowed: {', '.join(REMOVED)}")
         field, inner = REMOVED[name]

@@ -64,7 +64,7 @@ def test_a_key_lives_from_its_making_to_its_revocation(tmp_path: Path) -> None:
         sluice(live, "change", shown["id"], "--rpm", "1", "--remove", "routes", "--remove", "model_limits")
         assert code_of(ask(live, key, route="other")) == (404, "unknown_route")
         assert code_of(ask(live, key)) == (429, "rate_limited")
-        sluice(live, "change", shown["id"], "--remove", "rpm", "--tpd", "100000")
+        sluice(live, "change", shown["id"], "--remove", "rpm", "--remove", "rpm", "--tpd", "100000")
         assert ask(live, key).status_code == 200
         [changed] = json.loads(sluice(live, "list", "--json"))["keys"]
         assert (changed["routes"], changed["model_limits"], changed["comment"]) == (None, {}, "the shop")
