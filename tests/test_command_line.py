@@ -665,7 +665,10 @@ def test_a_worker_that_is_no_address_is_named_with_what_is_allowed(tmp_path: Pat
     [
         (["--worker", "http://127.0.0.1:9"], "sluice: not started"),
         (["--log-level", "loud"], "sluice: not started"),
-        (["--config", "absent.yaml"], "sluice: not started; `sluice doctor` checks everything at once"),
+        (
+            ["--config", "absent.yaml"],
+            "sluice: not started; `sluice doctor --config absent.yaml` checks everything at once",
+        ),
     ],
 )
 def test_a_start_that_failed_advises_the_doctor_only_where_it_looks_at_the_same(

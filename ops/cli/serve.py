@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import logging
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -26,7 +27,7 @@ from ops.gpus.worker import GivenUp
 from ops.gpus.worker_group import make_worker_group
 
 # What to do about a start that failed; nothing after a fault of the options, which the doctor does not see.
-CHECK = "`sluice doctor` checks everything at once"
+CHECK = "`{}` checks everything at once"
 CHECK_WORKERS = "`sluice init --worker URL` writes a file that `sluice doctor` checks"
 
 
@@ -46,6 +47,8 @@ def serve(
         urls: URLs of running workers, from which the configuration is derived.
     """
     logs, number, advice = None, os.environ.get(NUMBER_VARIABLE), None
+    doctor = ["sluice", "doctor", *([] if config is None else ["--config", str(config)])]
+    check = CHECK.format(shlex.join(doctor))
     name = "sluice" if number is None else f"sluice: worker {number}"
     try:
         if log_level.lower() not in LEVELS:
@@ -53,7 +56,7 @@ def serve(
         if urls and (gpus is not None or workers is not None):
             raise ConfigError("--worker: it names running workers; leave out --gpus and --workers")
         base = worker_configuration(urls, os.environ) if urls else None
-        advice = CHECK_WORKERS if urls else CHECK
+        advice = CHECK_WORKERS if urls else check
         settings = load_settings(None if urls else config, base=base)
         always = {} if number is None else {"worker_number": number}
         os.environ[LOG_LEVEL_VARIABLE] = log_level
@@ -92,7 +95,7 @@ def serve(
         for fault in reported:
             print_errors(str(fault) or "the engine did not start within engine.start_timeout_seconds", name)
         if any(isinstance(fault, GivenUp) for fault in reported):
-            print_errors(f"stopped; the workers' lines above have the reason, and {CHECK}", name)
+            print_errors(f"stopped; the workers' lines above have the reason, and {check}", name)
         else:
             print_errors("; ".join(filter(None, ("not started", advice))), name)
         return 1
