@@ -196,6 +196,19 @@ def test_a_section_comes_whole_from_the_environment_in_place_of_the_files(tmp_pa
                 "environment SLUICE_SERVER__TRUSTED_PROXIES: server.trusted_proxies[0]: value is not a valid IPv4"
             ],
         ),
+        *(
+            (
+                "",
+                {name: "http://a/v1"},
+                [f"environment {name}: {key}: Input", """'http://a/v1'; allowed in a variable: JSON, as ["""],
+            )
+            for name, key in (
+                ("SLUICE_BACKENDS", "backends"),
+                ("SLUICE_SERVER", "server"),
+                ("SLUICE_SERVER__CORS_ORIGINS", "server.cors_origins"),
+                ("SLUICE_IMAGES__FETCH_HOSTS", "images.fetch_hosts"),
+            )
+        ),
         (
             "",
             {"SLUICE_AUTH": '{"enabled": "maybe"}'},

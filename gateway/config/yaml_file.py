@@ -136,6 +136,8 @@ def _line(fault: Any, model: type[BaseModel], source: Callable[[tuple[int | str,
     message = _MEMBER.sub(r"\1", fault["msg"].partition(" or instance of ")[0])  # without the name of a class
     if key and fault["input"] is None and kind in ("model_type", "dict_type"):
         value += ", since it has no keys; leave it out"
+    if kind in ("model_type", "dict_type", "list_type", "tuple_type") and where.startswith("environment "):
+        value += """; allowed in a variable: JSON, as ["a", "b"] or {"a": 1}"""
     if kind == "tuple_type":
         message = "Input should be a valid list"  # YAML has no tuples
     if kind == "string_pattern_mismatch" and "https?://" in (pattern := fault["ctx"]["pattern"]):
