@@ -98,7 +98,7 @@ def resolve_device(name: str) -> torch.device:
     """The device of this name; ``auto`` prefers CUDA. Raises InvalidConfig if there is none."""
     device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise InvalidConfig(f"device {name!r} asked for, but there is no CUDA device")
+        raise InvalidConfig(f"engine.device is {name!r}, but there is no CUDA device; allowed: cpu or auto")
     return device
 
 

@@ -124,6 +124,12 @@ def test_a_setting_that_the_engine_cannot_run_with_is_refused(
     assert isinstance(start_error(folder, **options), InvalidConfig)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_a_cuda_device_that_is_not_there_is_told_with_its_key_and_what_is_allowed(folder: Path) -> None:
+    told = "engine.device is 'cuda', but there is no CUDA device; allowed: cpu or auto"
+    assert str(start_error(folder, device="cuda")) == told
+
+
 def test_a_sharded_checkpoint_gives_the_same_tokens(
     folder: Path, tmp_path: Path, make_engine: Callable[..., Engine]
 ) -> None:
