@@ -24,6 +24,7 @@ from typing import Annotated, Any, Final
 
 import aiohttp
 import typer
+import yaml
 from rich.console import Console
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -187,8 +188,10 @@ async def run(
     with worker(folder, TOKEN_S) as port, contextlib.ExitStack() as ending:
         for gateway in gateways:
             gateway.folder.mkdir()
-            state, files = f"sqlite:///{folder}/state.db", folder / "files"
-            configure(gateway.folder, port=gateway.port, worker=port, ledger=ledger, state=state, files=files)
+            state = f"sqlite:///{folder}/state.db"
+            configure(gateway.folder, port=gateway.port, worker=port, ledger=ledger, state=state)
+            with (gateway.folder / "sluice.yaml").open("a") as settings:
+                yaml.safe_dump({"batches": {"folder": str(folder / "files")}}, settings)
             gateway.start()
             ending.callback(gateway.kill, signal.SIGTERM)
         timeout = aiohttp.ClientTimeout(total=60)

@@ -138,9 +138,8 @@ def configure(
     ledger: str,
     durability: str = "group",
     state: str = "memory://",
-    files: Path | None = None,
 ) -> None:
-    """Write the configuration files of a gateway; it has batches if ``files`` is a folder for their files."""
+    """Write the configuration files of a gateway."""
     settings = {
         "server": {"host": "127.0.0.1", "port": port},
         "engine": {"kind": "none", "model": "models/demo", "tokenizer": "models/demo"},
@@ -154,7 +153,6 @@ def configure(
         },
         "state": {"url": state},
         "ledger": {"url": ledger, "durability": durability, "journal_folder": str(folder / "journal")},
-        "batches": {"enabled": False} if files is None else {"folder": str(files)},
         "routing": {"file": str(folder / "routing.yaml")},
         "admission": {"max_wait_ms": 600_000},
     }
